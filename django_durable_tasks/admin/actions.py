@@ -1,11 +1,15 @@
-"""Operations in the admin: their forms, confirmation pages, and actions on selected rows."""
+"""Operations in the admin: their forms, confirmation pages, and actions on selected rows.
+
+Every button, form and confirmation derives from the entry in the registry: permission, title, help,
+reason, arguments, modes, and whether there is a dry run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,18 +18,19 @@ from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core import signing
+from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
-from django.template.response import TemplateResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import format_lazy
-from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from django_durable_tasks.admin import dependencies_cell, display
 from django_durable_tasks.admin.display import page_of
-from django_durable_tasks.admin.fields import InstantField, JsonField
-from django_durable_tasks.exceptions import DurableTasksError
+from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone, refuse
+from django_durable_tasks.exceptions import DurableTasksError, TransitionRefused
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations.operation import (
     REASON_HELP,
@@ -45,14 +50,15 @@ TASK_ID_ATTRIBUTES = {"autocomplete": "off", "spellcheck": "false", "placeholder
 
 
 class OperationForm(forms.Form):
-    """The fields of one operation and its reason."""
+    """The arguments of one operation and its reason."""
 
     operation: Operation
+    arguments: Sequence[Argument]
 
     def clean(self) -> dict[str, Any]:
         """Apply the check of the operation, unless one of its fields is invalid already."""
         given: dict[str, Any] = super().clean() or {}
-        for name, problem in self.operation.check(given).items():
+        for name, problem in self.operation.check(given).items() if self.arguments else ():
             if name not in self.errors:
                 self.add_error(name, problem)
         return given
@@ -64,11 +70,11 @@ class OperationForm(forms.Form):
         return reason
 
     def values(self) -> dict[str, Any]:
-        """Return the values of the fields, without the reason; an empty field has its default."""
-        given = {field.name: self.cleaned_data[field.name] for field in self.operation.fields}
-        defaults = {field.name: field.default for field in self.operation.fields}
+        """Return the values of the arguments; an empty field has its default."""
+        given = [(argument, self.cleaned_data[argument.name]) for argument in self.arguments]
         return {
-            name: defaults[name] if value in (None, "") else value for name, value in given.items()
+            argument.name: argument.default if value in (None, "") else value
+            for argument, value in given
         }
 
 
@@ -82,27 +88,21 @@ def reason_field(operation: Operation) -> forms.CharField:
     )
 
 
-def form_fields(operation: Operation) -> dict[str, forms.Field]:
-    """Return the fields of an operation by their names, without the reason."""
-    return {field.name: _MAKERS[field.kind](field) for field in operation.fields}
+def form_fields(arguments: Sequence[Argument]) -> dict[str, forms.Field]:
+    """Return the fields of these arguments by their names."""
+    return {argument.name: _MAKERS[argument.kind](argument) for argument in arguments}
 
 
-def form_class(operation: Operation) -> type[OperationForm]:
-    """Return the form of an operation; the reason comes last."""
-    return type(
-        "OperationForm",
-        (OperationForm,),
-        {"operation": operation, **form_fields(operation), "reason": reason_field(operation)},
-    )
-
-
-def reason_form(operation: Operation) -> type[OperationForm]:
-    """Return the form with the reason only, for objects that are selected already."""
-    return type(
-        "ReasonForm",
-        (OperationForm,),
-        {"operation": operation, "reason": reason_field(operation), "clean": forms.Form.clean},
-    )
+def form_class(
+    operation: Operation, arguments: Sequence[Argument] | None = None
+) -> type[OperationForm]:
+    """Return the form with these arguments of an operation, or all, and with the reason as the last
+    field.
+    """
+    offered = operation.fields if arguments is None else arguments
+    fields = {**form_fields(offered), "reason": reason_field(operation)}
+    own = {"operation": operation, "arguments": tuple(offered)}
+    return type("OperationForm", (OperationForm,), {**own, **fields})
 
 
 def _texts(field: Argument) -> dict[str, Any]:
@@ -144,14 +144,12 @@ _MAKERS: dict[ArgumentType, Callable[[Argument], forms.Field]] = {
 # message about the result.
 
 
+# How many rows one action changes. If more are selected, the message reports it.
 AT_MOST = 1_000
-"""How many rows one action changes. If more are selected, the message reports it."""
-
-CONFIRMED = "durable_confirmed"
-ROWS = "durable_rows"
+# How many groups, and how many rows by name, a confirmation page shows.
+_GROUPS, _NAMED = 10, 20
+CONFIRMED, ROWS, FROM_PAGE = "durable_confirmed", "durable_rows", "durable_from_page"
 _SALT = "django_durable_tasks.admin.actions"
-_GROUPS = 10
-FROM_PAGE = "durable_from_page"
 
 
 def title_of(action: Any) -> str:
@@ -164,8 +162,8 @@ def title_of(action: Any) -> str:
 def action_of(operation: Operation, name: str = "") -> Callable[..., HttpResponse | None]:
     """Return the admin action of an operation, for the ``actions`` of a ModelAdmin."""
 
-    def action(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        return run(screen, request, rows, operation)
+    def action(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
+        return run(model_admin, request, rows, operation)
 
     return labelled(action, operation, name)
 
@@ -203,8 +201,15 @@ def who(request: HttpRequest) -> str:
     return request.user.get_username()
 
 
+def remember(model_admin: Any, request: HttpRequest, keys: Sequence[Any], message: str) -> None:
+    """Add an entry to the history of each row."""
+    rows = model_admin.model._default_manager.using(model_admin.get_queryset(request).db)
+    named = rows.filter(pk__in=list(keys)).only("pk", *model_admin.named_by)
+    LogEntry.objects.log_actions(int(request.user.pk or 0), named, CHANGE, message)
+
+
 def run(
-    screen: Any, request: HttpRequest, rows: QuerySet[Any], operation: Operation
+    model_admin: Any, request: HttpRequest, rows: QuerySet[Any], operation: Operation
 ) -> HttpResponse | None:
     """Perform the operation on the selected rows, at most AT_MOST, after a confirmation if it
     requires one.
@@ -212,71 +217,47 @@ def run(
     The confirmation page contains the signed ids of its rows. Only these rows are changed, and
     those whose status has changed since are reported.
     """
-    asks = reason_form(operation)
-    shown = _shown(screen, request) if CONFIRMED in request.POST else None
-    if shown is not None:
-        form = asks(request.POST)
-        if not form.is_valid():
-            return _ask(screen, request, shown, operation, form)
-        left = _still(screen, request, shown, operation)
-        return _act(screen, request, left, operation, form.reason)
-    chosen = _chosen(rows, operation, across=_across(request))
+    reason_form = form_class(operation, ())
+    # The signature covers the table, the action and the user.
+    signed = [model_admin.opts.label, request.POST.get("action", ""), str(request.user.pk)]
+    if CONFIRMED in request.POST:
+        try:
+            *asked, shown = signing.loads(request.POST.get(ROWS, ""), salt=_SALT)
+        except signing.BadSignature:
+            asked = []
+        if asked == signed:
+            form = reason_form(request.POST)
+            if not form.is_valid():
+                return _ask(model_admin, request, _Chosen(**shown), operation, form, signed)
+            left = _still_fitting(model_admin, request, _Chosen(**shown), operation)
+            return _act(model_admin, request, left, operation, form.reason)
+    chosen = _chosen(request, rows, operation)
     if operation.confirm:
-        return _ask(screen, request, chosen, operation, asks())
-    return _act(screen, request, chosen, operation, "")
+        return _ask(model_admin, request, chosen, operation, reason_form(), signed)
+    return _act(model_admin, request, chosen, operation, "")
 
 
-def _across(request: HttpRequest) -> bool:
-    """Return whether the whole list was selected, by Django's ``select_across``."""
-    return bool(forms.BooleanField().to_python(request.POST.get("select_across", "0")))
-
-
-def _chosen(rows: QuerySet[Any], operation: Operation, *, across: bool) -> _Chosen:
-    applies_to = operation.applies_to or Q()
-    left_out = 0
-    if across and operation.only_if_chosen is not None:
-        left_out = rows.filter(operation.only_if_chosen).order_by()[:AT_MOST].count()
-        rows = rows.exclude(operation.only_if_chosen)
+def _chosen(request: HttpRequest, rows: QuerySet[Any], operation: Operation) -> _Chosen:
+    applies_to, only_if_chosen = operation.applies_to or Q(), operation.only_if_chosen
+    # Whether the whole list was selected.
+    across = bool(forms.BooleanField().to_python(request.POST.get("select_across", "0")))
+    left_out, explicit = 0, list[str]()
+    if across and only_if_chosen is not None:
+        left_out = rows.filter(only_if_chosen).order_by()[:AT_MOST].count()
+        rows = rows.exclude(only_if_chosen)
     keys = [str(key) for key in rows.filter(applies_to).values_list("pk", flat=True)[: AT_MOST + 1]]
-    explicit = [] if across else _explicit(rows, keys[:AT_MOST], operation)
+    if not across and only_if_chosen is not None:
+        chosen = rows.filter(only_if_chosen, pk__in=keys[:AT_MOST]).order_by()
+        explicit = [str(key) for key in chosen.values_list("pk", flat=True)]
     alone = rows.exclude(applies_to).order_by()[:AT_MOST].count() if applies_to else 0
     return _Chosen(keys[:AT_MOST], explicit, alone, left_out, len(keys) > AT_MOST)
 
 
-def _explicit(rows: QuerySet[Any], keys: list[str], operation: Operation) -> list[str]:
-    if operation.only_if_chosen is None:
-        return []
-    return [
-        str(key)
-        for key in rows.filter(operation.only_if_chosen, pk__in=keys)
-        .order_by()
-        .values_list("pk", flat=True)
-    ]
-
-
-def _snapshot(screen: Any, request: HttpRequest, chosen: _Chosen) -> str:
-    return signing.dumps([*_asked(screen, request), asdict(chosen)], salt=_SALT, compress=True)
-
-
-def _asked(screen: Any, request: HttpRequest) -> list[str]:
-    """Return the salt of a signed snapshot: the table, the action and the user."""
-    return [screen.opts.label, request.POST.get("action", ""), str(request.user.pk)]
-
-
-def _shown(screen: Any, request: HttpRequest) -> _Chosen | None:
-    """Return the rows that the confirmation page showed; None if the request does not
-    contain them.
-    """
-    try:
-        *asked, chosen = signing.loads(request.POST.get(ROWS, ""), salt=_SALT)
-    except signing.BadSignature:
-        return None
-    return _Chosen(**chosen) if asked == _asked(screen, request) else None
-
-
-def _still(screen: Any, request: HttpRequest, shown: _Chosen, operation: Operation) -> _Chosen:
+def _still_fitting(
+    model_admin: Any, request: HttpRequest, shown: _Chosen, operation: Operation
+) -> _Chosen:
     """Return those of the shown rows whose status still allows the operation."""
-    rows = screen.get_queryset(request).filter(operation.applies_to or Q(), pk__in=shown.keys)
+    rows = model_admin.get_queryset(request).filter(operation.applies_to or Q(), pk__in=shown.keys)
     if operation.only_if_chosen is not None:
         rows = rows.exclude(operation.only_if_chosen & ~Q(pk__in=shown.explicit))
     keys = [str(key) for key in rows.values_list("pk", flat=True)]
@@ -284,191 +265,269 @@ def _still(screen: Any, request: HttpRequest, shown: _Chosen, operation: Operati
 
 
 def _ask(
-    screen: Any, request: HttpRequest, chosen: _Chosen, operation: Operation, form: forms.Form
+    model_admin: Any,
+    request: HttpRequest,
+    chosen: _Chosen,
+    operation: Operation,
+    form: forms.Form,
+    signed: list[str],
 ) -> HttpResponse:
-    rows = screen.get_queryset(request).filter(pk__in=chosen.keys)
-    context = {
-        **screen.admin_site.each_context(request),
-        "opts": screen.opts,
-        "media": screen.media,
-        "form": form,
-        "title": operation.title,
-        "warning": operation.help,
-        "number": len(chosen.keys),
-        "alone": chosen.alone,
-        "left_out": operation.left_out % {"number": chosen.left_out} if chosen.left_out else "",
-        "more": chosen.more,
-        "groups": _groups(rows, operation),
-        "shown": rows.filter(pk__in=chosen.keys[:20]),
-        "unshown": max(0, len(chosen.keys) - 20),
-        "action": request.POST.get("action"),
-        "checkbox": ACTION_CHECKBOX_NAME,
-        "selected": request.POST.getlist(ACTION_CHECKBOX_NAME)[:1],
-        "rows": ROWS,
-        "snapshot": _snapshot(screen, request, chosen),
-        "confirmed": CONFIRMED,
-        "from_page_name": FROM_PAGE,
-        "from_page": request.POST.get(FROM_PAGE, ""),
-        "back": _back(screen, request),
-    }
-    return TemplateResponse(request, "admin/django_durable_tasks/confirm.html", context)
-
-
-def _groups(rows: QuerySet[Any], operation: Operation) -> list[tuple[int, str]]:
-    """Return the number of rows of each group, the largest first."""
-    if not operation.group_by:
-        return []
-    kinds = Counter(
-        " ".join(map(str, kind)) for kind in rows.order_by().values_list(*operation.group_by)
+    rows = model_admin.get_queryset(request).filter(pk__in=chosen.keys)
+    kinds = rows.order_by().values_list(*operation.group_by) if operation.group_by else ()
+    groups = Counter(" ".join(map(str, kind)) for kind in kinds)
+    response: HttpResponse = model_admin.page(
+        request,
+        "confirm",
+        operation.title,
+        form=form,
+        warning=operation.help,
+        chosen=chosen,
+        number=len(chosen.keys),
+        left_out=operation.left_out % {"number": chosen.left_out} if chosen.left_out else "",
+        groups=groups.most_common(_GROUPS),
+        shown=rows.filter(pk__in=chosen.keys[:_NAMED]),
+        unshown=max(0, len(chosen.keys) - _NAMED),
+        hidden=[
+            *(
+                (ACTION_CHECKBOX_NAME, key)
+                for key in request.POST.getlist(ACTION_CHECKBOX_NAME)[:1]
+            ),
+            ("action", request.POST.get("action", "")),
+            (ROWS, signing.dumps([*signed, asdict(chosen)], salt=_SALT, compress=True)),
+            *([(FROM_PAGE, "1")] if request.POST.get(FROM_PAGE) else []),
+            (CONFIRMED, "1"),
+        ],
+        back=_back(model_admin, request),
     )
-    return [(number, kind) for kind, number in kinds.most_common(_GROUPS)]
+    return response
 
 
 def _act(
-    screen: Any, request: HttpRequest, chosen: _Chosen, operation: Operation, reason: str
+    model_admin: Any, request: HttpRequest, chosen: _Chosen, operation: Operation, reason: str
 ) -> HttpResponse:
-    rows = screen.model.objects.using(screen.get_queryset(request).db).filter(pk__in=chosen.keys)
+    rows = model_admin.model.objects.using(model_admin.get_queryset(request).db)
+    back = HttpResponseRedirect(_back(model_admin, request))
     try:
-        done = operation.perform_on(rows, by=who(request), reason=reason)
+        done = operation.perform_on(rows.filter(pk__in=chosen.keys), by=who(request), reason=reason)
     except DurableTasksError as refused:
-        screen.message_user(request, gettext("Nothing was changed. %s") % refused, messages.ERROR)
-        return HttpResponseRedirect(_back(screen, request))
-    changed = done.changed
-    if changed:
+        model_admin.message_user(request, f"Nothing was changed. {refused}", messages.ERROR)
+        return back
+    if done.changed:
         message = f"{operation.title}. {done.message} {reason}".strip()
-        remember(screen, request, chosen.keys, message)
-    gone = len(chosen.keys) - changed + chosen.gone
-    parts = (
-        done.message,
-        ngettext(
+        remember(model_admin, request, chosen.keys, message)
+    gone = len(chosen.keys) - done.changed + chosen.gone
+    parts = [done.message]
+    if gone:
+        text = ngettext(
             "%d row has changed in the meantime and was left unchanged.",
             "%d rows have changed in the meantime and were left unchanged.",
             gone,
         )
-        % gone
-        if gone
-        else "",
-        ngettext(
-            "The status of %d row does not allow it.",
-            "The status of %d rows does not allow it.",
-            chosen.alone,
-        )
-        % chosen.alone
-        if chosen.alone
-        else "",
-        operation.left_out % {"number": chosen.left_out} if chosen.left_out else "",
-        gettext("More rows match: run the action again for the rest.") if chosen.more else "",
-    )
-    text = " ".join(part for part in parts if part)
-    screen.message_user(request, text, messages.SUCCESS if changed else messages.WARNING)
-    return HttpResponseRedirect(_back(screen, request))
+        parts.append(text % gone)
+    if chosen.alone:
+        rows_of = ngettext("%d row", "%d rows", chosen.alone) % chosen.alone
+        parts.append(f"The status of {rows_of} does not allow it.")
+    if chosen.left_out:
+        parts.append(operation.left_out % {"number": chosen.left_out})
+    if chosen.more:
+        parts.append("More rows match: run the action again for the rest.")
+    level = messages.SUCCESS if done.changed else messages.WARNING
+    model_admin.message_user(request, " ".join(part for part in parts if part), level)
+    return back
 
 
-def remember(screen: Any, request: HttpRequest, keys: list[Any], message: str) -> None:
-    """Add an entry to the history of each row."""
-    rows = screen.model.objects.using(screen.get_queryset(request).db).filter(pk__in=keys)
-    LogEntry.objects.log_actions(
-        int(request.user.pk or 0), rows.only("pk", *screen.named_by), CHANGE, message
-    )
-
-
-def _back(screen: Any, request: HttpRequest) -> str:
+def _back(model_admin: Any, request: HttpRequest) -> str:
     """Return the page of the row from which the action was started, otherwise the filtered list."""
     selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
     if request.POST.get(FROM_PAGE) and len(selected) == 1:
-        return page_of(screen.opts.model_name, selected[0])
+        return page_of(model_admin.opts.model_name, selected[0])
     return request.get_full_path()
 
 
-# The confirmation page of an operation on dependent tasks: the rows that would change, and after
-# the confirmation those that have changed.
-#
-# Both are the same call of the engine, with or without ``dry_run``. If rows change between the
-# two, the second page shows the actual changes and reports the difference.
+# The page of an operation on one object, or on certain objects: a form if it has arguments, and a
+# preview if it has a dry run.
 
 
+# The number of rows on the page. The file contains all of them.
 SHOWN = 500
-"""The number of rows on the page. The file contains all of them."""
-DO, FILE, SEEN = "_do", "_file", "seen"
-_PAGE = "admin/django_durable_tasks/graph/preview.html"
-_STOP = _("stop requested")
+DO, LOOK, FILE, SEEN = "_do", "_look", "_file", "seen"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingOperation:
-    """An operation on certain objects, which is shown first and then performed.
+class OperationPage:
+    """An operation on certain objects.
 
-    ``perform`` takes the user name, the reason and the flag of the dry run.
+    ``values`` are the arguments that the form does not ask for. ``keys`` are the rows whose history
+    gets an entry, which begins with ``note``; ``of`` is their ModelAdmin. ``label`` is the
+    beginning of the message, ``zone`` that of the form's wall times. ``report`` returns how the
+    page shows the value of a dry run.
     """
 
-    title: str
     operation: Operation
-    help: Any
-    perform: Callable[[str, str, bool], OperationResult]
-    remember: Callable[[str], None]
+    subject: Any
+    title: str
     back: str
+    of: Any
+    keys: Sequence[Any]
+    help: Any = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    label: str = ""
+    zone: str | None = None
+    report: Callable[[Any], Any] | None = None
     address: str = ""
-    hidden: Sequence[tuple[str, str]] = field(default=())
-    tabs: Sequence[dict[str, Any]] = field(default=())
+    hidden: Sequence[tuple[str, str]] = ()
+    tabs: Sequence[dict[str, Any]] = ()
+
+    def perform(self, request: HttpRequest, reason: str, **values: Any) -> OperationResult:
+        """Perform the operation in the name of the user."""
+        given = {**self.values, **values}
+        return self.operation.perform(self.subject, by=who(request), reason=reason, **given)
+
+    def remember(self, request: HttpRequest, title: str, text: str, reason: str) -> None:
+        """Add an entry to the history of the rows."""
+        remember(self.of, request, self.keys, f"{self.note}{title}. {text} {reason}".strip())
 
 
-def respond(screen: Any, request: HttpRequest, pending: PendingOperation) -> HttpResponse:
-    """Show what the operation would change. If the form of that page was posted, perform it and
-    show what it has changed.
-
-    A dry run performs the operation and rolls it back, which locks rows. Therefore it requires a
-    POST request; a GET request shows a button for it.
+def permitted(
+    model_admin: Any, request: HttpRequest, offered: Sequence[Operation], name: str
+) -> Operation:
+    """Return the operation with this name. Raises Http404, and PermissionDenied for a user who may
+    not perform it or not view the rows.
     """
-    if request.method != "POST":
-        return _page(screen, request, pending, {"asking": True})
-    confirmed = DO in request.POST
-    form = reason_form(pending.operation)(request.POST if confirmed else None)
-    if confirmed and form.is_valid():
+    operation = next((one for one in offered if one.name == name), None)
+    if operation is None:
+        raise Http404("There is no such operation.")
+    if not model_admin.has_view_permission(request) or not model_admin.permits(request, operation):
+        raise PermissionDenied
+    return operation
+
+
+def page_of_row(
+    model_admin: Any, request: HttpRequest, operation: Operation, row: Any, title: str
+) -> OperationPage:
+    """Return the page of an operation on one row, in the mode of the query string."""
+    mode = next(
+        (mode for mode in operation.modes if mode.name == request.GET.get("mode")),
+        next(iter(operation.modes), None),
+    )
+    rows = model_admin.model._default_manager.using(row._state.db).filter(pk=row.pk)
+    return OperationPage(
+        operation=operation,
+        subject=rows if operation.target.is_queryset else row,
+        title=f"{operation.title}: {title}",
+        back=page_of(model_admin.opts.model_name, row.pk),
+        of=model_admin,
+        keys=[row.pk],
+        help=mode.help if mode else operation.help,
+        values={"mode": mode.name} if mode else {},
+        address=f"{request.path}?mode={mode.name}" if mode else request.path,
+        tabs=[
+            {"title": one.title, "address": f"{request.path}?mode={one.name}", "here": one is mode}
+            for one in operation.modes
+        ],
+    )
+
+
+def respond(model_admin: Any, request: HttpRequest, page: OperationPage) -> HttpResponse:
+    """Show the form of the operation, or what it would change, and perform it when that is
+    confirmed.
+    """
+    arguments = [one for one in page.operation.fields if one.name not in page.values]
+    if arguments or not page.operation.dry_run:
+        return _respond_with_form(model_admin, request, page, arguments)
+    return _respond_with_preview(model_admin, request, page)
+
+
+def _respond_with_form(
+    model_admin: Any, request: HttpRequest, page: OperationPage, arguments: Sequence[Argument]
+) -> HttpResponse:
+    """Show the form, and with the button LOOK the dry run; perform the operation by the other
+    button. Links prefill the form by their query string.
+    """
+    operation, posted = page.operation, request.method == "POST"
+    linked = {one.name: request.GET[one.name] for one in arguments if one.name in request.GET}
+    initial = {"request_id": uuid.uuid4(), **linked}
+    form = form_class(operation, arguments)(request.POST if posted else None, initial=initial)
+    in_zone(form, page.zone)
+    report = None
+    if posted and form.is_valid():
+        looks = operation.dry_run and LOOK in request.POST
         try:
-            return _done(screen, request, pending, form.reason)
+            preview = {"dry_run": True} if looks else {}
+            done = page.perform(request, form.reason, **form.values(), **preview)
+            if operation.dry_run and not looks and not done.changed:
+                raise TransitionRefused(f"Nothing was changed. {done.message}")
         except DurableTasksError as refused:
-            form.add_error(None, gettext("Nothing was changed. %s") % refused)
-    try:
-        report = _report(pending.perform(who(request), "", True))
-    except DurableTasksError as refused:
-        return _page(screen, request, pending, {"problem": str(refused), "form": form})
-    if FILE in request.POST:
-        return _file(report)
-    shown = {"form": form, "seen": digest(report), **changes(report)}
-    return _page(screen, request, pending, shown)
-
-
-def _report(outcome: OperationResult) -> GraphReport:
-    report: GraphReport = outcome.value
-    return report
+            refuse(form, refused)
+        else:
+            if not looks:
+                return _done(model_admin, request, page, done, form.reason)
+            report = page.report(done.value) if page.report else None
+    response: HttpResponse = model_admin.page(
+        request, "operation", page.title, pending=page, form=form, look=LOOK, report=report
+    )
+    return response
 
 
 def _done(
-    screen: Any, request: HttpRequest, pending: PendingOperation, reason: str
+    model_admin: Any, request: HttpRequest, page: OperationPage, done: OperationResult, reason: str
 ) -> HttpResponse:
-    report = _report(pending.perform(who(request), reason, False))
-    if report.changes or report.stop_requested:
-        pending.remember(f"{pending.title}. {summed_up(report)} {reason}".strip())
-    other = request.POST.get(SEEN, "") != digest(report)
-    shown = {"done": True, "other": other, "reason": reason, **changes(report)}
-    return _page(screen, request, pending, shown)
+    if done.changed:
+        page.remember(request, page.operation.title, done.message, reason)
+    message: Any = done.message
+    if isinstance(done.value, Task):
+        message = format_html("Created task {}.", display.row_link("task", done.value.pk))
+    # The name does not come first: the templates of the admin capitalize the first letter.
+    text = format_html("{}: {}", page.label, message) if page.label else message
+    level = messages.SUCCESS if done.changed else messages.WARNING
+    model_admin.message_user(request, text, level)
+    return HttpResponseRedirect(page.back)
 
 
-def _page(
-    screen: Any, request: HttpRequest, pending: PendingOperation, more: dict[str, Any]
+def _respond_with_preview(
+    model_admin: Any, request: HttpRequest, page: OperationPage
 ) -> HttpResponse:
-    context = {
-        **screen.admin_site.each_context(request),
-        "opts": screen.opts,
-        "media": screen.media,
-        "pending": pending,
-        "title": pending.title,
-        "do": DO,
-        "file": FILE,
-        "seen_name": SEEN,
-        **more,
-    }
-    return TemplateResponse(request, _PAGE, context)
+    """Show what the operation would change. If the form of that page was posted, perform it and
+    show what it has changed.
+
+    Both are the same call of the engine, with or without ``dry_run``. If rows change between the
+    two, the second page shows the actual changes and reports the difference. A dry run performs the
+    operation and rolls it back, which locks rows. Therefore it requires a POST request; a GET
+    request shows a button for it.
+    """
+
+    def show(**more: Any) -> HttpResponse:
+        names = {"pending": page, "do": DO, "file": FILE, "seen_name": SEEN}
+        shown: HttpResponse = model_admin.page(
+            request, "graph/preview", page.title, **names, **more
+        )
+        return shown
+
+    if request.method != "POST":
+        return show(asking=True)
+    confirmed = DO in request.POST
+    form = form_class(page.operation, ())(request.POST if confirmed else None)
+    if confirmed and form.is_valid():
+        try:
+            report: GraphReport = page.perform(request, form.reason, dry_run=False).value
+        except DurableTasksError as refused:
+            form.add_error(None, f"Nothing was changed. {refused}")
+        else:
+            if report.total:
+                page.remember(request, page.title, summed_up(report), form.reason)
+            differs = request.POST.get(SEEN, "") != digest(report)
+            return show(done=True, other=differs, reason=form.reason, **changes(report))
+    try:
+        report = page.perform(request, "", dry_run=True).value
+    except DurableTasksError as refused:
+        return show(problem=str(refused), form=form)
+    if FILE in request.POST:
+        return _file(report)
+    return show(form=form, seen=digest(report), **changes(report))
+
+
+# The report of an operation on dependent tasks.
 
 
 def digest(report: GraphReport) -> str:
@@ -483,70 +542,43 @@ def changes(report: GraphReport) -> dict[str, Any]:
     changed = {change.task_id for change in report.changes}
     asked = [key for key in report.stop_requested if key not in changed]
     known = dependencies_cell.named(asked[:SHOWN])
-    lines = [
-        {
-            "link": display.link(
-                display.page_of("task", change.task_id), change.step or change.name
-            ),
-            "name": change.name if change.step else "",
-            "before": display.badge(change.before, change.before),
-            "after": _after(change.after, stops=change.task_id in report.stop_requested),
-            "why": display.clean(change.reason),
-        }
-        for change in report.changes[:SHOWN]
+    moves = [
+        (one.task_id, one.step or one.name, one.name if one.step else "", one.before, one.after)
+        for one in report.changes
     ]
-    lines += [
-        {
-            "link": _asked_link(key, known),
-            "name": "",
-            "before": display.badge("running", "RUNNING"),
-            "after": _after("", stops=True),
-            "why": "",
-        }
-        for key in asked[: SHOWN - len(lines)]
-    ]
-    number = len(report.changes) + len(asked)
+    for key in asked:
+        title = dependencies_cell.title(known[key]) if key in known else display.short(key)
+        moves.append((key, title, "", "RUNNING", ""))
+    reasons = {change.task_id: display.clean(change.reason) for change in report.changes[:SHOWN]}
+    sums = Counter((before, after) for *_task, before, after in moves)
     return {
-        "lines": lines,
-        "number": number,
-        "unshown": number - len(lines),
-        "sums": _sums(report, len(asked)),
+        "lines": [
+            {
+                "link": display.row_link("task", key, title),
+                "name": name,
+                "before": display.badge(before, before),
+                "after": _after(after, stops=key in report.stop_requested),
+                "why": reasons.get(key, ""),
+            }
+            for key, title, name, before, after in moves[:SHOWN]
+        ],
+        "number": len(moves),
+        "unshown": max(0, len(moves) - SHOWN),
+        "sums": [
+            {
+                "before": display.badge(before, before),
+                "after": _after(after, stops=not after),
+                "number": number,
+            }
+            for (before, after), number in sums.most_common()
+        ],
     }
 
 
-def _asked_link(key: uuid.UUID, known: dict[uuid.UUID, Task]) -> SafeString:
-    title = dependencies_cell.title(known[key]) if key in known else display.short(key)
-    return display.link(display.page_of("task", key), title)
-
-
 def _after(status: str, *, stops: bool) -> SafeString | str:
-    return display.badges(
-        [
-            *([(status, status)] if status else []),
-            *([("stop-requested", str(_STOP))] if stops else []),
-        ]
-    )
-
-
-def _sums(report: GraphReport, asked: int) -> list[dict[str, Any]]:
-    moves = Counter((change.before, change.after) for change in report.changes)
-    found = [
-        {
-            "before": display.badge(before, before),
-            "after": _after(after, stops=False),
-            "number": number,
-        }
-        for (before, after), number in moves.most_common()
-    ]
-    if asked:
-        found.append(
-            {
-                "before": display.badge("running", "RUNNING"),
-                "after": _after("", stops=True),
-                "number": asked,
-            }
-        )
-    return found
+    """Return the status that a task has then, and whether it is requested to stop."""
+    marks = [(status, status)] if status else []
+    return display.badges([*marks, *([("stop-requested", "stop requested")] if stops else [])])
 
 
 def summed_up(report: GraphReport) -> str:
@@ -555,19 +587,17 @@ def summed_up(report: GraphReport) -> str:
     moves = Counter(
         f"{change.before} → {change.after}"
         if change.before != change.after
-        else gettext("stays %s") % change.after
+        else f"stays {change.after}"
         for change in report.changes
     )
     parts = ", ".join(f"{count:,} {move}" for move, count in moves.most_common())
-    changed = ngettext("%s row changed", "%s rows changed", number) % f"{number:,}"
+    changed = f"{number:,} {ngettext('row', 'rows', number)} changed"
+    text = f"{changed}: {parts}." if parts else f"{changed}."
     stopping = len(set(report.stop_requested) - {change.task_id for change in report.changes})
-    asked = (
-        ngettext(
-            "Requested %d running task to stop.", "Requested %d running tasks to stop.", stopping
-        )
-        % stopping
-    )
-    return f"{changed}{f': {parts}' if parts else ''}.{f' {asked}' if stopping else ''}"
+    if stopping:
+        tasks = ngettext("task", "tasks", stopping)
+        text = f"{text} Requested {stopping} running {tasks} to stop."
+    return text
 
 
 def _file(report: GraphReport) -> HttpResponse:
@@ -582,9 +612,8 @@ def _file(report: GraphReport) -> HttpResponse:
         }
         for change in report.changes
     ]
-    found = {"changes": rows, "stop_requested": [str(key) for key in report.stop_requested]}
     return JsonResponse(
-        found,
+        {"changes": rows, "stop_requested": [str(key) for key in report.stop_requested]},
         headers={
             "Content-Disposition": 'attachment; filename="changes.json"',
             "Cache-Control": "no-store",

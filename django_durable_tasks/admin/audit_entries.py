@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
 from django.db.models import Q, QuerySet
@@ -13,12 +13,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.audit import OBJECT_TYPES, of_task
 from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.operations.operation import OPERATIONS
 
-_AT = display.instant_of("at", _("at"))
 _PAGES = {
     "task": "task",
     "schedule": "recurringtask",
@@ -84,29 +83,18 @@ def history_of(task: Task) -> SafeString | str:
 class AuditEntryAdmin(ReadOnlyAdmin):
     """Audit entries."""
 
-    list_display = ("id", _AT, "operation", "about", "actor", "source", "address", "why")
+    list_display = ("id", "at", "operation", "about", "actor", "source", "address", "reason")
     list_filter = (AgeFilter, OperationFilter, filters.TenantFilter)
-    list_select_related = ("tenant",)
     sortable_by = ()
     search_fields = ("actor",)
     search_help_text = _("The complete id or name of an object, or a complete user name.")
-    fieldsets: ClassVar = (
-        (
-            None,
-            {
-                "fields": (
-                    (_AT, "operation"),
-                    ("about", "tenant"),
-                    ("actor", "source", "address"),
-                    "why",
-                )
-            },
+    reads_with_page = ("tenant",)
+    fieldsets = (
+        section(
+            None, ("at", "operation"), ("about", "tenant"), ("actor", "source", "address"), "reason"
         ),
-        (_("Changes"), {"fields": ("old", "new", "ids")}),
+        section(_("Changes"), "before", "after", "ids"),
     )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).select_related("tenant")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -126,21 +114,6 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     def about(self, row: AuditEntry) -> SafeString | str:
         """Show the object, or how many there are."""
         return object_link(row)
-
-    @admin.display(description=_("reason"))
-    def why(self, row: AuditEntry) -> str:
-        """Show the reason."""
-        return display.clean(row.reason) or display.NOTHING
-
-    @admin.display(description=_("before"))
-    def old(self, row: AuditEntry) -> SafeString | str:
-        """Show the changed fields before the write."""
-        return display.value_block(row.before, plain=False)
-
-    @admin.display(description=_("after"))
-    def new(self, row: AuditEntry) -> SafeString | str:
-        """Show the changed fields after the write."""
-        return display.value_block(row.after, plain=False)
 
     @admin.display(description=_("ids"))
     def ids(self, row: AuditEntry) -> SafeString | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, ClassVar, cast
 
@@ -10,19 +10,17 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, OuterRef, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.admin import actions, display, overview
-from django_durable_tasks.admin.actions import form_class, who
+from django_durable_tasks.admin.actions import OperationPage, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
-from django_durable_tasks.admin.filters import ScreenFilter
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin, ScreenAdmin
+from django_durable_tasks.admin.filters import ChoiceFilter
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin, ScreenAdmin, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster import nodes, queues, status
 from django_durable_tasks.exceptions import DurableTasksError
@@ -36,32 +34,69 @@ from django_durable_tasks.store.clock import database_now
 # heartbeats, and which is the leader.
 
 
-_STARTED = display.instant_of("started_at", _("started at"))
-_SEEN = display.instant_of("last_seen_at", _("last seen at"))
-_SCANNED = display.instant_of("last_scan_at", _("last poll for due tasks at"))
-_LAST_START = display.instant_of("last_start_at", _("last started a task at"))
-_STOPPED = display.instant_of("stopped_at", _("stopped at"))
-_ACQUIRED = display.instant_of("acquired_at", _("acquired at"))
-_EXPIRES = display.instant_of("expires_at", _("expires at"))
-
-
-class AliveFilter(ScreenFilter):
+class AliveFilter(ChoiceFilter):
     """Filter by whether the process is live."""
 
     title = _("process")
     parameter_name = "process"
+    conditions: ClassVar = {
+        "alive": (_("alive"), lambda nodes: nodes.alive()),
+        "left": (
+            _("left on purpose"),
+            lambda nodes: nodes.filter(stopped_at__isnull=False, declared_dead=False),
+        ),
+        "dead": (_("declared dead"), lambda nodes: nodes.filter(declared_dead=True)),
+    }
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("alive", _("alive")), ("left", _("left on purpose")), ("dead", _("declared dead"))]
 
-    def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
-        """Return the nodes in this state."""
-        found: QuerySet[Any] = {
-            "alive": rows.alive,
-            "left": lambda: rows.filter(stopped_at__isnull=False, declared_dead=False),
-            "dead": lambda: rows.filter(declared_dead=True),
-        }.get(value, rows.none)()
-        return found
+def _state(node: Any) -> SafeString | str:
+    """Show whether it is live, and whether it is the leader."""
+    silent = node.seen_at - node.last_seen_at > timedelta(seconds=nodes.timeout())
+    if node.stopped_at is not None:
+        marks = [("failed", "declared dead")] if node.declared_dead else [("cancelled", "left")]
+    else:
+        marks = [("overdue", "silent")] if silent else [("success", "alive")]
+        marks += [("cancelled", "draining")] if node.draining else []
+    return display.badges(marks + ([("leader", "leader")] if node.leads else []))
+
+
+def _clock(node: Node) -> SafeString | str:
+    """Show the difference between its host's clock and the database's, with a mark if it is too
+    large.
+    """
+    if node.skew is None:
+        return display.NOTHING
+    text = f"{node.skew:+.3f} s"
+    return display.badge("failed", text) if abs(node.skew) > conf.SKEW_MAX else text
+
+
+def _releases(node: Node) -> str:
+    """Show its releases of the package and of the time zone database."""
+    releases = node.versions or {"package": node.version}
+    return ", ".join(f"{part} {release}" for part, release in releases.items())
+
+
+def _runs(node: Node) -> SafeString:
+    """Link its running tasks."""
+    tasks = display.list_of("task", status__exact="RUNNING", node__exact=node.pk)
+    return display.link(tasks, _("running tasks"))
+
+
+def _listed(values: Collection[Any] | None) -> str:
+    return ", ".join(map(str, values or ())) or display.NOTHING
+
+
+_STATE = display.column(_("state"), _state, "state")
+_BEAT = display.column(
+    _("last heartbeat"), lambda node: display.since(node.last_seen_at, node.seen_at), "last_beat"
+)
+# How many of its processes or threads are busy.
+_RUNNING = display.column(
+    _("running"),
+    lambda node: display.NOTHING if node.active is None else str(node.active.get("number", 0)),
+)
+_QUEUES = display.column(_("queues"), lambda node: _listed(node.queues))
+_CLOCK = display.column(_("clock"), _clock)
 
 
 @admin.register(Node)
@@ -69,81 +104,53 @@ class NodeAdmin(ReadOnlyAdmin):
     """Schedulers and workers."""
 
     tenant_path = None
+    labels: ClassVar = {
+        "last_scan_at": _("last poll for due tasks at"),
+        "last_start_at": _("last started a task at"),
+    }
     list_display = (
-        "name",
-        "kind",
-        "state",
-        "last_beat",
-        "running",
-        "listens",
-        "concurrency",
-        "clock",
-        "process",
-        _STARTED,
+        *("name", "kind", _STATE, _BEAT, _RUNNING, _QUEUES, "concurrency", _CLOCK),
+        display.column(
+            _("process"), lambda node: display.beneath(f"{node.host} {node.pid}", node.version)
+        ),
+        "started_at",
     )
     list_filter = (AliveFilter, "kind", "region")
     lookups_allowed = frozenset({"kind__exact", "region", "region__exact"})
     sortable_by = ("name", "kind")
     search_fields = ("name", "host")
     change_list_template = "admin/django_durable_tasks/node/change_list.html"
-    fieldsets: ClassVar = (
-        (
+    fieldsets = (
+        section(
             None,
-            {
-                "fields": (
-                    "id",
-                    ("name", "kind"),
-                    "region",
-                    "state",
-                    ("last_beat", "beats"),
-                    "running",
-                    "runs",
-                )
-            },
+            "id",
+            ("name", "kind"),
+            "region",
+            _STATE,
+            (_BEAT, "beats"),
+            _RUNNING,
+            display.column(_("runs"), _runs),
         ),
-        (
+        section(
             _("Process"),
-            {
-                "fields": (
-                    ("host", "pid"),
-                    "releases",
-                    "clock",
-                    ("pool", "concurrency"),
-                    "listens",
-                    "serves",
-                )
-            },
+            ("host", "pid"),
+            display.column(_("releases"), _releases),
+            _CLOCK,
+            ("pool", "concurrency"),
+            _QUEUES,
+            display.column(_("shards"), lambda node: _listed(node.shards)),
         ),
-        (
-            _("How it is notified of due tasks"),
-            {"fields": ("index_state", "wakeups_state", "failing")},
+        section(_("How it is notified of due tasks"), "index_state", "wakeups_state", "failing"),
+        section(
+            _("Times"),
+            ("started_at", "last_seen_at", "last_scan_at", "last_start_at", "stopped_at"),
         ),
-        (_("Times"), {"fields": (_STARTED, _SEEN, _SCANNED, _LAST_START, _STOPPED)}),
-    )
-    readonly_fields = (
-        "state",
-        "last_beat",
-        "running",
-        "runs",
-        "releases",
-        "clock",
-        "listens",
-        "serves",
-        _STARTED,
-        _SEEN,
-        _SCANNED,
-        _LAST_START,
-        _STOPPED,
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         leads = SchedulerLease.objects.filter(holder=OuterRef("pk"), expires_at__gte=DatabaseNow())
-        node_columns = {
-            "seen_at": DatabaseNow(),
-            "leads": Exists(leads),
-            "term": Subquery(leads.values("term")[:1]),
-        }
-        nodes = super().get_queryset(request).defer("names").annotate(**node_columns)
+        columns = {"leads": Exists(leads), "term": Subquery(leads.values("term")[:1])}
+        nodes = super().get_queryset(request).defer("names").annotate(**columns)
         return cast("QuerySet[Any]", nodes)
 
     def changelist_view(
@@ -157,67 +164,15 @@ class NodeAdmin(ReadOnlyAdmin):
         }
         return super().changelist_view(request, {**(extra_context or {}), **context})
 
-    @admin.display(description=_("state"))
-    def state(self, node: Any) -> SafeString | str:
-        """Show whether it is live, and whether it is the leader."""
-        silent = node.seen_at - node.last_seen_at > timedelta(seconds=nodes.timeout())
-        if node.stopped_at is not None:
-            marks = [("failed", "declared dead")] if node.declared_dead else [("cancelled", "left")]
-        else:
-            marks = [("overdue", "silent")] if silent else [("success", "alive")]
-            marks += [("cancelled", "draining")] if node.draining else []
-        return display.badges(marks + ([("leader", "leader")] if node.leads else []))
 
-    @admin.display(description=_("last heartbeat"))
-    def last_beat(self, node: Any) -> str:
-        """Show its last heartbeat."""
-        return display.since(node.last_seen_at, node.seen_at)
+def _held(lease: Any) -> SafeString | str:
+    """Show the present owner."""
+    if lease.holder is None or lease.expires_at < lease.seen_at:
+        return display.badge("failed", _("none"))
+    return str(lease.holder_name or lease.holder)
 
-    @admin.display(description=_("queues"))
-    def listens(self, node: Node) -> str:
-        """Show the queues that it consumes."""
-        return ", ".join(map(str, node.queues)) or display.NOTHING
 
-    @admin.display(description=_("running"))
-    def running(self, node: Node) -> str:
-        """Show how many of its processes or threads are busy."""
-        return display.NOTHING if node.active is None else str(node.active.get("number", 0))
-
-    @admin.display(description=_("clock"))
-    def clock(self, node: Node) -> SafeString | str:
-        """Show the difference between its host's clock and the database's, with a mark if it is too
-        large.
-        """
-        if node.skew is None:
-            return display.NOTHING
-        text = f"{node.skew:+.3f} s"
-        return display.badge("failed", text) if abs(node.skew) > conf.SKEW_MAX else text
-
-    @admin.display(description=_("releases"))
-    def releases(self, node: Node) -> str:
-        """Show its releases of the package and of the time zone database."""
-        return ", ".join(
-            f"{part} {release}"
-            for part, release in (node.versions or {"package": node.version}).items()
-        )
-
-    @admin.display(description=_("shards"))
-    def serves(self, node: Node) -> str:
-        """Show which shards it serves."""
-        return display.NOTHING if node.shards is None else ", ".join(map(str, node.shards))
-
-    @admin.display(description=_("process"))
-    def process(self, node: Node) -> SafeString | str:
-        """Show its host, process id and version."""
-        return display.beneath(f"{node.host} {node.pid}", node.version)
-
-    @admin.display(description=_("runs"))
-    def runs(self, node: Node) -> SafeString:
-        """Link its running tasks."""
-        return display.link(
-            display.list_of("task", status__exact="RUNNING", node__exact=node.pk),
-            _("running tasks"),
-        )
+_OWNER = display.column(_("owner"), _held)
 
 
 @admin.register(SchedulerLease)
@@ -225,31 +180,18 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
     """The scheduler lease."""
 
     tenant_path = None
-    list_display = ("name", "held", "term", _ACQUIRED, _EXPIRES)
+    list_display = ("name", _OWNER, "term", "acquired_at", "expires_at")
     sortable_by = ()
-    fields = ("name", "held", "holder_link", "term", _ACQUIRED, _EXPIRES)
-    readonly_fields = ("held", "holder_link", _ACQUIRED, _EXPIRES)
+    fields = (
+        *("name", _OWNER),
+        display.column(_("last holder"), lambda lease: display.row_link("node", lease.holder)),
+        *("term", "acquired_at", "expires_at"),
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         names = Node.objects.filter(pk=OuterRef("holder")).values("name")[:1]
-        holder_columns = {"seen_at": DatabaseNow(), "holder_name": Subquery(names)}
-        return cast("QuerySet[Any]", super().get_queryset(request).annotate(**holder_columns))
-
-    @admin.display(description=_("owner"))
-    def held(self, lease: Any) -> SafeString | str:
-        """Show the present owner."""
-        if lease.holder is None or lease.expires_at < lease.seen_at:
-            return display.badge("failed", _("none"))
-        return str(lease.holder_name or lease.holder)
-
-    @admin.display(description=_("last holder"))
-    def holder_link(self, lease: SchedulerLease) -> SafeString | str:
-        """Link the last owner."""
-        return (
-            display.link(display.page_of("node", lease.holder), lease.holder)
-            if lease.holder
-            else display.NOTHING
-        )
+        leases = super().get_queryset(request).annotate(holder_name=Subquery(names))
+        return cast("QuerySet[Any]", leases)
 
 
 # The admin of queues: all queues that are in use, the number of their tasks, and a button to pause
@@ -276,17 +218,11 @@ class QueueControlAdmin(ReadOnlyAdmin):
     actions = None
     operations = (queues.pause, queues.resume)
 
-    def get_urls(self) -> list[URLPattern]:
-        site = self.admin_site.admin_view
-        return [
-            path("pause/", site(self.pause_view), name="django_durable_tasks_queuecontrol_pause"),
-            path(
-                "resume/",
-                site(require_POST(self.resume_view)),
-                name="django_durable_tasks_queuecontrol_resume",
-            ),
-            *super().get_urls(),
-        ]
+    def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
+        return (
+            ("pause/", self.pause_view, "queuecontrol_pause"),
+            ("resume/", require_POST(self.resume_view), "queuecontrol_resume"),
+        )
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -294,12 +230,11 @@ class QueueControlAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         now = database_now()
-        rows = overview.rows_of(queues.depths(now, declared()), now)
-        return self._page(
+        return self.page(
             request,
             "queues",
-            queues=rows,
-            title=gettext("Queues"),
+            "Queues",
+            queues=overview.rows_of(queues.depths(now, declared()), now),
             asked_at=now,
             may_pause=self.permits(request, queues.pause),
             **(extra_context or {}),
@@ -310,61 +245,38 @@ class QueueControlAdmin(ReadOnlyAdmin):
         if not self.permits(request, queues.pause):
             raise PermissionDenied
         name = str((request.POST if request.method == "POST" else request.GET).get("queue", ""))
-        now = database_now()
-        depth = {found.queue: found for found in queues.depths(now, declared())}.get(name)
+        depths = queues.depths(database_now(), declared())
+        depth = next((depth for depth in depths if depth.queue == name), None)
         if depth is None:
-            self.message_user(
-                request,
-                gettext("No queue named %r is in use. Nothing was paused.") % name,
-                messages.ERROR,
-            )
-            return self._back()
-        form = form_class(queues.pause)(request.POST if request.method == "POST" else None)
-        if request.method == "POST" and form.is_valid():
-            return self._perform(request, queues.pause, name, form.reason)
-        return self._page(
-            request,
-            "pause",
-            form=form,
-            depth=depth,
-            operation=queues.pause,
-            title=f"{queues.pause.title}: {name}",
-            waiting=depth.due + depth.queued,
-        )
+            text = f"No queue named {name!r} is in use. Nothing was paused."
+            self.message_user(request, text, messages.ERROR)
+            return HttpResponseRedirect(display.list_of("queuecontrol"))
+        waiting, running = depth.due + depth.queued, depth.running
+        waits = ngettext("%d task waits.", "%d tasks wait.", waiting) % waiting
+        runs = ngettext("%d task is running.", "%d tasks are running.", running) % running
+        return self._respond(request, queues.pause, name, f"{queues.pause.help} {waits} {runs}")
 
     def resume_view(self, request: HttpRequest) -> HttpResponse:
         """Resume the queue."""
         if not self.permits(request, queues.resume):
             raise PermissionDenied
-        return self._perform(request, queues.resume, str(request.POST.get("queue", "")), "")
+        name = str(request.POST.get("queue", ""))
+        return self._respond(request, queues.resume, name, queues.resume.help)
 
-    def _perform(
-        self, request: HttpRequest, operation: Operation, name: str, reason: str
+    def _respond(
+        self, request: HttpRequest, operation: Operation, name: str, text: Any
     ) -> HttpResponse:
-        try:
-            outcome = operation.perform(name, by=actions.who(request), reason=reason)
-        except DurableTasksError as refused:
-            self.message_user(request, gettext("Nothing was changed. %s") % refused, messages.ERROR)
-            return self._back()
-        if outcome.changed:
-            actions.remember(self, request, [name], f"{operation.title}. {reason}".strip())
-        level = messages.SUCCESS if outcome.changed else messages.WARNING
-        self.message_user(request, outcome.message, level)
-        return self._back()
-
-    named_by = ("name",)
-
-    def _page(self, request: HttpRequest, name: str, **context: Any) -> HttpResponse:
-        shown = {
-            **self.admin_site.each_context(request),
-            "opts": self.opts,
-            "media": self.media,
-            **context,
-        }
-        return TemplateResponse(request, f"admin/django_durable_tasks/{name}.html", shown)
-
-    def _back(self) -> HttpResponse:
-        return HttpResponseRedirect(reverse("admin:django_durable_tasks_queuecontrol_changelist"))
+        page = OperationPage(
+            operation=operation,
+            subject=name,
+            title=f"{operation.title}: {name}",
+            back=display.list_of("queuecontrol"),
+            of=self,
+            keys=[name],
+            help=text,
+            hidden=[("queue", name)],
+        )
+        return actions.respond(self, request, page)
 
 
 # The admin of limits that operators set, which replace those of code and settings.
@@ -384,14 +296,9 @@ class LimitAdmin(ScreenAdmin):
 
     tenant_path = None
     list_display = (
-        "scope",
-        "max_concurrency",
-        "rate",
-        "burst",
-        "waiting",
-        "comment",
-        "set_by",
-        "set_at",
+        *("scope", "max_concurrency", "rate", "burst"),
+        display.column(_("waiting"), lambda limit: operator_limits.waiting_for(limit.scope)),
+        *("comment", "set_by", "set_at"),
     )
     sortable_by = ("scope", "set_at")
     search_fields = ("scope", "comment")
@@ -399,29 +306,11 @@ class LimitAdmin(ScreenAdmin):
     operations = (operator_limits.set_limit, operator_limits.remove_limit)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return (
-            "scope",
-            "max_concurrency",
-            "rate",
-            "burst",
-            "comment",
-            *((OPENED,) if obj is not None else ()),
-        )
+        version = () if obj is None else (OPENED,)
+        return ("scope", "max_concurrency", "rate", "burst", "comment", *version)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("scope",) if obj is not None else ()
-
-    def changeform_view(
-        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
-    ) -> Any:
-        """Show a refusal as a message, for example of a limit that changed while the form was
-        validated.
-        """
-        try:
-            return super().changeform_view(request, object_id, *rest, **more)
-        except DurableTasksError as refused:
-            self.message_user(request, gettext("Nothing was changed. %s") % refused, messages.ERROR)
-            return HttpResponseRedirect(request.get_full_path())
 
     def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:
         operator_limits.set_limit.perform(
@@ -444,23 +333,16 @@ class LimitAdmin(ScreenAdmin):
         for scope in list(queryset.values_list("pk", flat=True)):
             operator_limits.remove_limit.perform(scope, by=who(request), reason="")
 
-    @admin.display(description=_("waiting"))
-    def waiting(self, limit: Limit) -> int:
-        """Count the tasks that wait for this limit."""
-        return operator_limits.waiting_for(limit.scope)
-
 
 def _warnings(limit: Limit) -> Iterator[str]:
     """Yield warnings: a scope that matches nothing yet, a limit that admits no task."""
     kind, _colon, name = limit.scope.partition(":")
     if kind in _KNOWN and name not in _KNOWN[kind]():
-        yield gettext(
-            "No %(kind)s with the name %(name)s exists: the limit applies to no task until it does."
-        ) % {"kind": kind, "name": name}
-    if limit.max_concurrency == 0:
-        yield gettext(
-            "With a max concurrency of 0 no task starts. To stop a queue temporarily, pause it."
+        yield (
+            f"No {kind} with the name {name} exists: the limit applies to no task until it does."
         )
+    if limit.max_concurrency == 0:
+        yield "With a max concurrency of 0 no task starts. To stop a queue temporarily, pause it."
 
 
 def _queues() -> set[str]:
@@ -474,10 +356,8 @@ def _tasks() -> frozenset[str]:
 
 
 def _tenants() -> set[str]:
-    return {
-        str(pk)
-        for pk in Tenant.objects.using(conf.settings().DATABASE).values_list("pk", flat=True)
-    }
+    tenants = Tenant.objects.using(conf.settings().DATABASE)
+    return set(map(str, tenants.values_list("pk", flat=True)))
 
 
 _KNOWN: dict[str, Callable[[], Collection[str]]] = {

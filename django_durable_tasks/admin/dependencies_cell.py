@@ -10,9 +10,9 @@ from typing import Any
 
 from django.db.models import Count, F, Window
 from django.db.models.functions import RowNumber
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display
@@ -75,11 +75,11 @@ def task_link(key: uuid.UUID, known: Mapping[uuid.UUID, Task]) -> SafeString:
     task = known.get(key)
     if task is None:
         return format_html("{} {}", display.short(key), display.badge("gone", _("deleted")))
-    return format_html(
-        "{} {}",
-        display.link(display.page_of("task", key), title(task)),
+    name, badge = (
+        display.row_link("task", key, title(task)),
         display.badge(task.status, task.status),
     )
+    return format_html("{} {}", name, badge)
 
 
 def upstream(edge: TaskDependency, known: Mapping[uuid.UUID, Task]) -> SafeString:
@@ -98,12 +98,6 @@ def cell(waits: DependencyWaits, known: Mapping[uuid.UUID, Task]) -> SafeString 
     """Show the dependencies of a task, one per line."""
     if not waits.number:
         return display.NOTHING
-    shown = format_html_join(
-        "", "<div>{}</div>", ((upstream(edge, known),) for edge in waits.edges)
-    )
     more = waits.number - len(waits.edges)
-    if not more:
-        return shown
-    return format_html(
-        '{}<span class="durable-beneath">{}</span>', shown, _("and %s more") % f"{more:,}"
-    )
+    shown = display.lines(upstream(edge, known) for edge in waits.edges)
+    return display.beneath(shown, f"and {more:,} more" if more else "")

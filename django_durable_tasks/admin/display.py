@@ -4,14 +4,16 @@ style sheet.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from django.apps import apps
 from django.contrib import admin
+from django.db.models import CharField, DateTimeField, Field, JSONField, TextField
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
@@ -22,7 +24,7 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import masked, masked_positional, masked_text
-from django_durable_tasks.models import DeadLetter, Task
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.tasks.explanations import ago
 
 NOTHING = "-"
@@ -110,6 +112,11 @@ def link(url: str, text: Any) -> SafeString:
     return format_html('<a href="{}">{}</a>', url, text)
 
 
+def row_link(model: str, key: Any, text: Any = None) -> SafeString | str:
+    """Return a link to the page of a row with this key, if there is one."""
+    return link(page_of(model, key), key if text is None else text) if key else NOTHING
+
+
 def page_of(model: str, key: Any) -> str:
     """Return the URL of a row's page."""
     return reverse(f"admin:django_durable_tasks_{model}_change", args=[key])
@@ -136,18 +143,6 @@ def duration(seconds: float | None) -> str:
 def instant(moment: datetime | None) -> str:
     """Return an instant to the second, in the site's time zone."""
     return f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S}" if moment else NOTHING
-
-
-def instant_of(field: str, label: Any) -> Any:
-    """Return the column or field that shows this instant of a row to the second, as log
-    files do.
-    """
-
-    @admin.display(description=label)
-    def shown(row: Any) -> str:
-        return instant(getattr(row, field))
-
-    return shown
 
 
 def since(moment: datetime | None, now: datetime) -> str:
@@ -190,32 +185,19 @@ def value_block(value: Any, *, plain: bool) -> SafeString | str:
     return block(pretty(value if plain else masked(value, conf.settings().SECRET_NAMES)))
 
 
-def result_block(task: Task, *, plain: bool) -> SafeString | str:
-    """Return the result of a task, or why it cannot be decrypted."""
-    try:
-        return value_block(task.result, plain=plain)
-    except EncryptionError as error:
-        return block(str(error))
+def arguments_block(name: str, called_with: Any) -> SafeString | str:
+    """Return the arguments of a row as a call of this task, or why they cannot be decrypted.
 
-
-def arguments_block(name: str, called_with: Task | DeadLetter, *, plain: bool) -> SafeString | str:
-    """Return the arguments as a call of this task, masked by the names of their parameters unless
-    ``plain``; or why they cannot be decrypted.
+    They are masked by the names of their parameters unless the user may read them.
     """
+    names = conf.settings().SECRET_NAMES
     try:
-        return _arguments(name, called_with, plain=plain)
+        args, kwargs = called_with.args, called_with.kwargs
     except EncryptionError as error:
         return block(str(error))
-
-
-def _arguments(name: str, called_with: Task | DeadLetter, *, plain: bool) -> SafeString | str:
-    names = conf.settings().SECRET_NAMES
-    args = (
-        called_with.args
-        if plain
-        else masked_positional(called_with.args, parameters_of(name), names)
-    )
-    kwargs: Mapping[str, Any] = called_with.kwargs if plain else masked(called_with.kwargs, names)
+    if not called_with.read_plain:
+        args = masked_positional(args, parameters_of(name), names)
+        kwargs = masked(kwargs, names)
     lines = [pretty(value) for value in args] + [
         f"{name}={pretty(value)}" for name, value in kwargs.items()
     ]
@@ -230,6 +212,55 @@ def parameters_of(name: str) -> list[str] | None:
         celery_inspect.load_tasks()
     known = registry.find(name)
     return None if known is None else known.positional_parameters
+
+
+# Columns ------------------------------------------------------------------------------------------
+
+
+def column(label: Any, show: Callable[[Any], Any], name: str = "") -> Any:
+    """Return a column of lists and pages that shows something of a row."""
+
+    @admin.display(description=label)
+    def shown(row: Any) -> Any:
+        return show(row)
+
+    shown.__name__ = name or show.__name__
+    return shown
+
+
+def has_column(field: Field[Any, Any]) -> bool:
+    """Return whether ``column_of`` shows this field, and not Django."""
+    is_text = isinstance(field, CharField | TextField) and not field.choices
+    return is_text or isinstance(field, DateTimeField | JSONField)
+
+
+@functools.cache
+def column_of(field: Field[Any, Any], label: Any = None) -> Any:
+    """Return the column that shows a field of a model by its type.
+
+    Instants are shown to the second, as log files do. Secrets in texts and JSON values are masked;
+    encrypted values are plain if ``get_object`` found that the user may read them.
+    """
+
+    def show(row: Any) -> Any:
+        try:
+            value = getattr(row, field.name)
+        except EncryptionError as error:
+            return block(str(error))
+        if value is None or value == "":
+            return NOTHING
+        if isinstance(field, DateTimeField):
+            return instant(value)
+        if isinstance(field, JSONField):
+            is_plain = isinstance(field, EncryptedJSONField) and getattr(row, "read_plain", False)
+            return value_block(value, plain=is_plain) if value else NOTHING
+        if isinstance(field, TextField):
+            return block(clean(value))
+        return clean(value) if isinstance(value, str) else value
+
+    shown = column(label or field.verbose_name, show, field.name)
+    shown.admin_order_field = field.name
+    return shown
 
 
 # Other packages -----------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""The admin of attempts, of the requests that they sent, and of the endpoints that received
-them.
+"""The admin of attempts: where each ran, its result and its traceback; also as an inline of a
+task's page.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
 from django.db.models import OuterRef, QuerySet, Subquery
@@ -15,73 +15,41 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters
-from django_durable_tasks.admin.readonly import NewestRowsAdmin, ReadOnlyInline
+from django_durable_tasks.admin.readonly import NewestRowsAdmin, ReadOnlyInline, section
 from django_durable_tasks.models import TaskExecutionLog
 
-# The admin of attempts: where each ran, its result and its traceback; also as an inline of a
-# task's page.
-
-
 ON_A_PAGE = 50
-_STARTED = display.instant_of("started_at", _("started at"))
-_COMPLETED = display.instant_of("completed_at", _("completed at"))
 
 
-class _Attempt:
-    """Columns of one attempt."""
-
-    @admin.display(description=_("status"))
-    def state(self, row: TaskExecutionLog) -> SafeString:
-        """Show the result."""
-        return display.badge(row.status, row.status)
-
-    @admin.display(description=_("duration"))
-    def took(self, row: TaskExecutionLog) -> str:
-        """Show how long it took."""
-        return display.duration(row.duration)
-
-    @admin.display(description=_("error"))
-    def error_text(self, row: TaskExecutionLog) -> SafeString | str:
-        """Show the whole error."""
-        return display.block(display.clean(row.error_message))
-
-    @admin.display(description=_("traceback"))
-    def trace(self, row: TaskExecutionLog) -> SafeString | str:
-        """Show the traceback, folded."""
-        return display.folded(_("traceback"), display.clean(row.traceback))
-
-    @admin.display(description=_("Celery id"))
-    def carried_by(self, row: TaskExecutionLog) -> SafeString | str:
-        """Show the id of the Celery message, with the result that django-celery-results stored for
-        it.
-        """
-        return display.stored_result(row.celery_id)
-
-    @admin.display(description=_("node"))
-    def node_link(self, row: TaskExecutionLog) -> SafeString | str:
-        """Link the node on which it ran."""
-        return (
-            display.link(display.page_of("node", row.node), row.node)
-            if row.node
-            else display.NOTHING
-        )
+def _task_and_error(row: TaskExecutionLog) -> SafeString | str:
+    """Link the task by its name, and show the error."""
+    task = display.row_link("task", row.task_id, row.task.name)
+    return display.beneath(task, display.first_line(row.error_message))
 
 
-class AttemptsInline(_Attempt, ReadOnlyInline):
+_STATE = display.column(_("status"), lambda row: display.badge(row.status, row.status), "state")
+_TOOK = display.column(_("duration"), lambda row: display.duration(row.duration), "took")
+_TRACE = display.column(
+    _("traceback"), lambda row: display.folded(_("traceback"), display.clean(row.traceback))
+)
+# The id of the Celery message, with the result that django-celery-results stored for it.
+_MESSAGE = display.column(_("Celery id"), lambda row: display.stored_result(row.celery_id))
+_NODE = display.column(_("node"), lambda row: display.row_link("node", row.node))
+_TASK = display.column(_("task"), _task_and_error)
+_STARTED, _ERROR = (
+    display.column_of(TaskExecutionLog._meta.get_field(name))
+    for name in ("started_at", "error_message")
+)
+
+
+class AttemptsInline(ReadOnlyInline):
     """The last attempts of a task, the newest first."""
 
     model = TaskExecutionLog
     template = "admin/django_durable_tasks/attempts.html"
     verbose_name_plural = _("attempts")
     fields = readonly_fields = (
-        "attempt_number",
-        "state",
-        _STARTED,
-        "took",
-        "worker",
-        "error_text",
-        "trace",
-        "carried_by",
+        *("attempt_number", _STATE, _STARTED, _TOOK, "worker", _ERROR, _TRACE, _MESSAGE),
     )
     ordering = ("-id",)
 
@@ -95,18 +63,11 @@ class AttemptsInline(_Attempt, ReadOnlyInline):
 
 
 @admin.register(TaskExecutionLog)
-class TaskExecutionLogAdmin(_Attempt, NewestRowsAdmin):
+class TaskExecutionLogAdmin(NewestRowsAdmin):
     """Attempts of all tasks."""
 
     list_display = (
-        "id",
-        "task_name",
-        "attempt_number",
-        "state",
-        _STARTED,
-        _COMPLETED,
-        "took",
-        "worker",
+        *("id", _TASK, "attempt_number", _STATE, "started_at", "completed_at", _TOOK, "worker"),
     )
     list_filter = (
         "status",
@@ -121,31 +82,13 @@ class TaskExecutionLogAdmin(_Attempt, NewestRowsAdmin):
     search_help_text = _(
         "The complete id of a task, a complete Celery id, or a part of a task's name."
     )
-    fieldsets: ClassVar = (
-        (
-            None,
-            {"fields": ("task_link", ("attempt_number", "state"), (_STARTED, _COMPLETED), "took")},
-        ),
-        (_("Error"), {"fields": ("error_text", "trace")}),
-        (_("Where"), {"fields": ("worker", "node_link", "run_id", "carried_by", "tenant")}),
+    fieldsets = (
+        section(None, "task", ("attempt_number", _STATE), ("started_at", "completed_at"), _TOOK),
+        section(_("Error"), "error_message", _TRACE),
+        section(_("Where"), "worker", _NODE, "run_id", _MESSAGE, "tenant"),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request).select_related("task", "tenant")
-        fields = (
-            field.name
-            for field in TaskExecutionLog._meta.concrete_fields
-            if field.name != "traceback"
-        )
+        fields = {field.name for field in self.opts.concrete_fields} - {"traceback"}
         return rows.only(*fields, "task__name", "tenant__name", "tenant__slug")
-
-    @admin.display(description=_("task"))
-    def task_name(self, row: TaskExecutionLog) -> SafeString | str:
-        """Link the task by its name, and show the error."""
-        task = display.link(display.page_of("task", row.task_id), row.task.name)
-        return display.beneath(task, display.first_line(row.error_message))
-
-    @admin.display(description=_("task"))
-    def task_link(self, row: TaskExecutionLog) -> SafeString:
-        """Link the task by name and id."""
-        return display.link(display.page_of("task", row.task_id), row.task)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import ndiff
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +16,6 @@ from django.db.models import Model
 from django.http import QueryDict
 from django.utils import timezone
 from django.utils.functional import cached_property
-from django.utils.translation import gettext as _
 
 from django_durable_tasks.admin.display import instant
 from django_durable_tasks.host_clock import host_now
@@ -46,12 +44,12 @@ class JsonField(forms.CharField):
         try:
             found = json.loads(text or ("[]" if self.kind is list else "{}"))
         except RecursionError:
-            raise forms.ValidationError(_("This is nested too deep.")) from None
+            raise forms.ValidationError("This is nested too deep.") from None
         except ValueError as error:
-            raise forms.ValidationError(_("This is not JSON: %s") % error) from None
+            raise forms.ValidationError(f"This is not JSON: {error}") from None
         if not isinstance(found, self.kind):
-            expected = _("a list: [1, 2]") if self.kind is list else _('an object: {"name": 1}')
-            raise forms.ValidationError(_("Give %s") % expected)
+            expected = "a list: [1, 2]" if self.kind is list else 'an object: {"name": 1}'
+            raise forms.ValidationError(f"Give {expected}")
         return found
 
 
@@ -76,26 +74,21 @@ class InstantField(forms.CharField):
         try:
             found = datetime.fromisoformat(text)
         except ValueError:
-            message = _(
+            message = (
                 "Give a time as 2026-03-08 02:30, or with its offset as 2026-03-08T02:30:00-05:00."
             )
             raise forms.ValidationError(message) from None
-        return found if found.tzinfo is not None else self._in_zone(found)
-
-    def _in_zone(self, wall: datetime) -> datetime:
+        if found.tzinfo is not None:
+            return found
         zone = zones.zone(self.zone) if self.zone else timezone.get_current_timezone()
-        first, second = (wall.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
+        first, second = (found.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
         before, after = (one.utcoffset() or timedelta() for one in (first, second))
         if before == after:
             return first
-        message = (
-            _("This time occurs twice in %(zone)s. Enter %(first)s or %(second)s.")
-            if before > after
-            else _("This time does not exist in %(zone)s. Enter %(first)s or %(second)s.")
-        )
+        problem = "occurs twice" if before > after else "does not exist"
         raise forms.ValidationError(
-            message
-            % {"zone": self.zone or zone, "first": first.isoformat(), "second": second.isoformat()}
+            f"This time {problem} in {self.zone or zone}. Enter {first.isoformat()} or"
+            f" {second.isoformat()}."
         )
 
 
@@ -131,9 +124,8 @@ else:
 
 OPENED = "opened"
 _SALT = "django_durable_tasks.admin.edit_conflicts"
-_SHOWN = 200
-_LINES = 10
-_ENTRIES = 5
+# The characters of a value, the changed lines of a text, and the authors that an error names.
+_SHOWN, _LINES, _ENTRIES = 200, 10, 5
 
 
 class _OpenedField(forms.CharField):
@@ -144,16 +136,6 @@ class _OpenedField(forms.CharField):
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """What a form showed: the row, its version, its fields, and the time."""
-
-    row: str
-    version: str
-    values: dict[str, Any]
-    at: datetime
 
 
 class EditForm(forms.Form):
@@ -171,7 +153,7 @@ class EditForm(forms.Form):
         if row is None:
             del self.fields[OPENED]
         else:
-            self.initial[OPENED] = self._sealed()
+            self.initial[OPENED] = self._sealed(row)
 
     def clean(self) -> dict[str, Any]:
         """Refuse an edit of a row that changed after the form was opened."""
@@ -194,9 +176,9 @@ class EditForm(forms.Form):
     def summary(self) -> str:
         """Return the history message: which fields were changed, or that the row was added."""
         if self.row_compared is None:
-            return _("Made.")
+            return "Made."
         labels = ", ".join(str(self[name].label) for name in self.changed_data).lower()
-        return _("Edited: %s.") % labels if labels else _("Edited.")
+        return f"Edited: {labels}." if labels else "Edited."
 
     def _differs(self, name: str, was: Any, mine: Any) -> bool:
         return self.fields[name].has_changed(_with_line_feeds(was), _with_line_feeds(mine))
@@ -207,35 +189,31 @@ class EditForm(forms.Form):
         plain: dict[str, Any] = json.loads(json.dumps(values, cls=DjangoJSONEncoder, default=str))
         return plain
 
-    def _sealed(self) -> str:
-        found = {
-            "row": str(self.row_compared and self.row_compared.pk),
-            "version": self.version,
-            "values": self._values(),
-            "at": host_now().isoformat(),
-        }
-        return signing.dumps(found, salt=_SALT, compress=True)
+    def _sealed(self, row: Model) -> str:
+        """Sign the row, its version, the values that the form shows, and the time."""
+        shown = [str(row.pk), self.version, self._values(), host_now().isoformat()]
+        return signing.dumps(shown, salt=_SALT, compress=True)
 
     def _compare(self, row: Model) -> None:
-        opened = _unsealed(str(self.data.get(self.add_prefix(OPENED), "")))
-        if opened is None or opened.row != str(row.pk):
+        try:
+            sealed = str(self.data.get(self.add_prefix(OPENED), ""))
+            key, version, values, at = signing.loads(sealed, salt=_SALT)
+        except signing.BadSignature:
+            key = None
+        if key != str(row.pk):
             self.add_error(
                 None,
-                _(
-                    "Nothing was saved: this page does not say which state of the row it shows."
-                    " Open it again."
-                ),
+                "Nothing was saved: this page does not say which state of the row it shows."
+                " Open it again.",
             )
-        elif opened.version != self.version:
-            changed = self._changed(opened.values)
-            advice = _(
+        elif version != self.version and (changed := self._changed(row, values)):
+            advice = (
                 "Fields that you did not change show the present values now. Check them and save"
                 " again."
             )
-            if changed:
-                self.add_error(None, [_authors(row, opened.at), *changed, advice])
+            self.add_error(None, [_authors(row, datetime.fromisoformat(at)), *changed, advice])
 
-    def _changed(self, before: dict[str, Any]) -> list[str]:
+    def _changed(self, row: Model, before: dict[str, Any]) -> list[str]:
         """Return a sentence for each field that changed, and show the new value in fields that this
         user did not change.
         """
@@ -246,11 +224,18 @@ class EditForm(forms.Form):
                 continue
             key = self.add_prefix(name)
             mine = field.widget.value_from_datadict(self.data, self.files, key)
-            touched = self._differs(name, was, mine)
-            sentences.append(_sentence(str(self[name].label), was, now, mine if touched else None))
-            if not touched:
-                _put(merged, key, now)
-        merged[self.add_prefix(OPENED)] = self._sealed()
+            sentence = f"{self[name].label}: {_difference(was, now)}."
+            if self._differs(name, was, mine):
+                sentence += f" Your value {_quoted(mine)} is kept in the form."
+            # Write the present value as a browser would send it.
+            elif isinstance(now, list):
+                merged.setlist(key, [str(one) for one in now])
+            elif now is None or now is False:
+                merged.pop(key, None)
+            else:
+                merged[key] = "on" if now is True else str(now)
+            sentences.append(sentence)
+        merged[self.add_prefix(OPENED)] = self._sealed(row)
         if sentences:
             self.data = merged
         return sentences
@@ -273,63 +258,27 @@ class EditModelForm(EditForm, _ModelForm):
         raise NotImplementedError
 
 
-def _unsealed(text: str) -> _Opened | None:
-    try:
-        found = signing.loads(text, salt=_SALT)
-    except signing.BadSignature:
-        return None
-    return _Opened(
-        found["row"], found["version"], found["values"], datetime.fromisoformat(found["at"])
-    )
-
-
 def _with_line_feeds(value: Any) -> Any:
     """Return a text with the line endings of a value; browsers send CRLF."""
     return value.replace("\r\n", "\n") if isinstance(value, str) else value
 
 
-def _put(data: Any, name: str, value: Any) -> None:
-    """Write a value as a browser would send it."""
-    if isinstance(value, list):
-        data.setlist(name, [str(one) for one in value])
-    elif value is None or value is False:
-        data.pop(name, None)
-    else:
-        data[name] = "on" if value is True else str(value)
-
-
-def _sentence(label: str, was: Any, now: Any, mine: Any) -> str:
-    if isinstance(was, str) and isinstance(now, str) and len(was) + len(now) > _SHOWN:
-        sentence = _("%(label)s: %(lines)s.") % {"label": label, "lines": _lines(was, now)}
-    else:
-        sentence = _("%(label)s: was %(was)s, is now %(now)s.") % {
-            "label": label,
-            "was": _quoted(was),
-            "now": _quoted(now),
-        }
-    return (
-        sentence
-        if mine is None
-        else _("%(conflict)s Your value %(mine)s is kept in the form.")
-        % {"conflict": sentence, "mine": _quoted(mine)}
-    )
+def _difference(was: Any, now: Any) -> str:
+    """Return both values, or the first lines that were added to or removed from a long text."""
+    if not (isinstance(was, str) and isinstance(now, str) and len(was) + len(now) > _SHOWN):
+        return f"was {_quoted(was)}, is now {_quoted(now)}"
+    words = {"+": "added", "-": "removed"}
+    found = [line for line in ndiff(was.splitlines(), now.splitlines()) if line[0] in words]
+    shown = ", ".join(f"{words[line[0]]} {_quoted(line[2:])}" for line in found[:_LINES])
+    more = len(found) - _LINES
+    return f"{shown} and {more} more lines" if more > 0 else shown
 
 
 def _quoted(value: Any) -> str:
     if value in (None, "", []):
-        return _("empty")
+        return "empty"
     text = " ".join((", ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
     return f"“{text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}”"
-
-
-def _lines(was: str, now: str) -> str:
-    """Return the first lines that were added or removed."""
-    words = {"+": _("added"), "-": _("removed")}
-    found = [line for line in ndiff(was.splitlines(), now.splitlines()) if line[0] in words]
-    shown = [f"{words[line[0]]} {_quoted(line[2:])}" for line in found[:_LINES]]
-    return ", ".join(shown) + (
-        _(" and %d more lines") % (len(found) - _LINES) if len(found) > _LINES else ""
-    )
 
 
 def _authors(row: Model, since: datetime) -> str:
@@ -341,13 +290,9 @@ def _authors(row: Model, since: datetime) -> str:
         content_type=kind, object_id=str(row.pk), action_time__gte=since
     )
     authors = [
-        _("by %(who)s at %(at)s (%(what)s)")
-        % {
-            "who": entry.user.get_username(),
-            "at": instant(entry.action_time),
-            "what": entry.get_change_message(),
-        }
+        f"by {entry.user.get_username()} at {instant(entry.action_time)}"
+        f" ({entry.get_change_message()})"
         for entry in entries.select_related("user").order_by("-action_time")[:_ENTRIES]
     ]
-    by = "; ".join(authors) or _("outside the admin: by code, settings or the command line")
-    return _("Nothing was saved: this was changed after you opened the page, %s.") % by
+    by = "; ".join(authors) or "outside the admin: by code, settings or the command line"
+    return f"Nothing was saved: this was changed after you opened the page, {by}."

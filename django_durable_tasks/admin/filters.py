@@ -7,11 +7,12 @@ from __future__ import annotations
 import functools
 import operator
 import uuid
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
@@ -19,7 +20,7 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.models import Task, Tenant, WorkflowRun
-from django_durable_tasks.models.tasks import TaskQuerySet, first_uuid7_of
+from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.schedules.misfires import ENDED, MAX_RUNS, QUARANTINED
 from django_durable_tasks.store.clock import database_now
 
@@ -30,8 +31,6 @@ from django_durable_tasks.store.clock import database_now
 SHOWN = 50
 LOOKED_AT = 500
 _KEYS = ("key", "unique_key", "idempotency_key")
-_DAY = 86_400
-_SPANS = {"hour": 3_600, "day": _DAY, "week": 7 * _DAY, "month": 30 * _DAY}
 
 REASONS_OF_FAILURE = ("EXHAUSTED", "GAVE_UP", "REJECTED", "CRASHED", "ORPHANED")
 REASONS = (
@@ -114,19 +113,50 @@ class ScreenFilter(admin.SimpleListFilter):
         raise NotImplementedError
 
 
+class AmongNewestFilter(ScreenFilter):
+    """A filter without an index: it reads the newest ``looked_at`` rows only, unless a parameter of
+    ``of_one`` leaves few rows. The primary keys of the table are numbers.
+    """
+
+    looked_at = 200_000
+    of_one: tuple[str, ...] = ()
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
+        found = super().queryset(request, queryset)
+        if found is None or any(name in request.GET for name in self.of_one):
+            return found
+        rows = found.model._default_manager.using(found.db).order_by("-pk")
+        newest = rows.values_list("pk", flat=True).first() or 0
+        return found.filter(pk__gt=newest - self.looked_at)
+
+
+class ChoiceFilter(ScreenFilter):
+    """A filter by conditions: each value has a title, and a function that narrows the rows."""
+
+    conditions: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]]
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(value, title) for value, (title, _narrow) in self.conditions.items()]
+
+    def narrow(self, rows: Any, value: str) -> Any:
+        """Return the rows that match this condition."""
+        _title, narrow = self.conditions.get(value, ("", lambda rows: rows.none()))
+        return narrow(rows)
+
+
 class _RecentValues(ScreenFilter):
     """Offers the values of the newest rows, because reading all values would scan the table."""
 
     field = ""
     path = ""
+    model: type[Model] = Task
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        rows = Task.objects.using(conf.settings().DATABASE)
+        rows = self.model._default_manager.using(conf.settings().DATABASE)
         newest = staff_tenants.visible(request, rows).order_by("-pk")
         values = set(newest.values_list(self.field, flat=True)[:LOOKED_AT])
         chosen = self.used_parameters.get(self.parameter_name or "")
-        if isinstance(chosen, str):
-            values.add(chosen)
+        values |= {chosen} if isinstance(chosen, str) else set()
         return [(value, value) for value in sorted(values)][:SHOWN]
 
     def has_output(self) -> bool:
@@ -169,6 +199,7 @@ class TenantFilter(ScreenFilter):
 
     title = _("tenant")
     parameter_name = "tenant"
+    path = "tenant"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         found = staff_tenants.offered(request)[: SHOWN + 1]
@@ -182,11 +213,8 @@ class TenantFilter(ScreenFilter):
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of this tenant."""
-        return (
-            rows.filter(tenant_id=int(value))
-            if value.isdecimal() and len(value) < 19
-            else rows.none()
-        )
+        is_id = value.isdecimal() and len(value) < 19
+        return rows.filter(**{self.path: int(value)}) if is_id else rows.none()
 
 
 class ReasonFilter(ScreenFilter):
@@ -215,49 +243,43 @@ class CreatedFilter(ScreenFilter):
 
     title = _("created within the last")
     parameter_name = "created"
+    spans: ClassVar = {
+        "hour": (_("hour"), timedelta(hours=1)),
+        "day": (_("day"), timedelta(days=1)),
+        "week": (_("week"), timedelta(days=7)),
+        "month": (_("month"), timedelta(days=30)),
+    }
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("hour", _("hour")), ("day", _("day")), ("week", _("week")), ("month", _("month"))]
+        return [(value, title) for value, (title, _span) in self.spans.items()]
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of this age."""
-        if value not in _SPANS:
+        if value not in self.spans:
             return rows.none()
-        first = database_now() - timedelta(seconds=_SPANS[value])
-        return rows.filter(self.first(first))
+        return rows.filter(self.first(database_now() - self.spans[value][1]))
 
     def first(self, at: datetime) -> Q:
         """Return the condition for rows that were created at this instant or later."""
         return Q(pk__gte=first_uuid7_of(int(at.timestamp() * 1_000)))
 
 
-class ConditionFilter(ScreenFilter):
+class ConditionFilter(ChoiceFilter):
     """Filter by conditions that are not statuses."""
 
     title = _("condition")
     parameter_name = "condition"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [
-            ("due", _("due, not started")),
-            ("retrying", _("retrying")),
-            ("unanswered", _("republished")),
-            ("overdue", _("overdue")),
-            ("silent", _("lease expired")),
-            ("stopping", _("stop requested")),
-        ]
-
-    def narrow(self, rows: Any, value: str) -> TaskQuerySet:
-        """Return the rows that match this condition."""
-        found: TaskQuerySet = {
-            "due": lambda: rows.due(database_now()),
-            "retrying": rows.retrying,
-            "unanswered": lambda: rows.queued().filter(publish_count__gt=1),
-            "overdue": lambda: rows.overdue(database_now()),
-            "silent": lambda: rows.lease_over(database_now()),
-            "stopping": lambda: rows.running().filter(cancel_requested_at__isnull=False),
-        }.get(value, rows.none)()
-        return found
+    conditions: ClassVar = {
+        "due": (_("due, not started"), lambda tasks: tasks.due(database_now())),
+        "retrying": (_("retrying"), lambda tasks: tasks.retrying()),
+        "unanswered": (_("republished"), lambda tasks: tasks.queued().filter(publish_count__gt=1)),
+        "overdue": (_("overdue"), lambda tasks: tasks.overdue(database_now())),
+        "silent": (_("lease expired"), lambda tasks: tasks.lease_over(database_now())),
+        "stopping": (
+            _("stop requested"),
+            lambda tasks: tasks.running().filter(cancel_requested_at__isnull=False),
+        ),
+    }
 
 
 class OpenFilter(ScreenFilter):
@@ -288,92 +310,62 @@ class OpenFilter(ScreenFilter):
         return queryset if value == "all" else queryset.filter(resolution=value[:9])
 
 
-class WorkflowNameFilter(ScreenFilter):
-    """Filter by the name of the workflow; offers the names of the newest runs."""
+class WorkflowNameFilter(_RecentValues):
+    """Filter by the name of the workflow."""
 
     title = _("name")
-    parameter_name = "name"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        rows = WorkflowRun.objects.using(conf.settings().DATABASE)
-        newest = staff_tenants.visible(request, rows).order_by("-pk")
-        names = set(newest.values_list("name", flat=True)[:LOOKED_AT])
-        chosen = self.used_parameters.get("name")
-        return [
-            (name, name)
-            for name in sorted(names | ({chosen} if isinstance(chosen, str) else set()))
-        ][:SHOWN]
-
-    def has_output(self) -> bool:
-        """Show the filter also if it has one choice only."""
-        return bool(self.lookup_choices)
-
-    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Return the runs of this workflow."""
-        return rows.filter(name=value)
+    parameter_name = field = "name"
+    model = WorkflowRun
 
 
-class RunConditionFilter(ScreenFilter):
+class RunConditionFilter(ChoiceFilter):
     """Filter by conditions that are not statuses."""
 
     title = _("condition")
     parameter_name = "condition"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [
-            ("open", _("not ended")),
-            ("late", _("late: past its deadline")),
-            ("stopping", _("stop requested")),
-            ("whole", _("not part of another run")),
-            ("part", _("part of another run")),
-        ]
-
-    def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
-        """Return the runs that match this condition."""
-        found: dict[str, Any] = {
-            "open": rows.open,
-            "late": lambda: rows.open().filter(deadline_at__lte=database_now()),
-            "stopping": lambda: rows.open().filter(cancel_requested_at__isnull=False),
-            "whole": lambda: rows.filter(root=F("pk")),
-            "part": lambda: rows.exclude(root=F("pk")),
-        }
-        narrowed: QuerySet[Any] = found.get(value, rows.none)()
-        return narrowed
+    conditions: ClassVar = {
+        "open": (_("not ended"), lambda runs: runs.open()),
+        "late": (
+            _("late: past its deadline"),
+            lambda runs: runs.open().filter(deadline_at__lte=database_now()),
+        ),
+        "stopping": (
+            _("stop requested"),
+            lambda runs: runs.open().filter(cancel_requested_at__isnull=False),
+        ),
+        "whole": (_("not part of another run"), lambda runs: runs.filter(root=F("pk"))),
+        "part": (_("part of another run"), lambda runs: runs.exclude(root=F("pk"))),
+    }
 
 
-# The filters of recurring tasks and of the ledger: their choices cost at most one bounded
-# statement.
-
-
-class ScheduleConditionFilter(ScreenFilter):
+class ScheduleConditionFilter(ChoiceFilter):
     """Filter by conditions that are not statuses."""
 
     title = _("condition")
     parameter_name = "condition"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [
-            ("late", _("late")),
-            ("soon", _("fires within the hour")),
-            ("quarantined", _("quarantined")),
-            ("snoozed", _("paused until a time")),
-            ("ended", _("ended by itself")),
-            ("undeclared", _("no longer declared")),
-        ]
-
-    def narrow(self, rows: Any, value: str) -> QuerySet[Any]:
-        """Return the rows that match this condition."""
-        found: QuerySet[Any] = {
-            "late": lambda: rows.active().filter(next_run_at__lt=database_now() - LATE),
-            "soon": lambda: rows.active().filter(
-                next_run_at__lt=database_now() + timedelta(hours=1)
-            ),
-            "quarantined": lambda: rows.filter(status_reason=QUARANTINED),
-            "snoozed": lambda: rows.paused().filter(paused_until__isnull=False),
-            "ended": lambda: rows.filter(status_reason__in=(MAX_RUNS, ENDED)),
-            "undeclared": lambda: rows.filter(undeclared_at__isnull=False),
-        }.get(value, rows.none)()
-        return found
+    conditions: ClassVar = {
+        "late": (
+            _("late"),
+            lambda rows: rows.active().filter(next_run_at__lt=database_now() - LATE),
+        ),
+        "soon": (
+            _("fires within the hour"),
+            lambda rows: rows.active().filter(next_run_at__lt=database_now() + timedelta(hours=1)),
+        ),
+        "quarantined": (_("quarantined"), lambda rows: rows.filter(status_reason=QUARANTINED)),
+        "snoozed": (
+            _("paused until a time"),
+            lambda rows: rows.paused().filter(paused_until__isnull=False),
+        ),
+        "ended": (
+            _("ended by itself"),
+            lambda rows: rows.filter(status_reason__in=(MAX_RUNS, ENDED)),
+        ),
+        "undeclared": (
+            _("no longer declared"),
+            lambda rows: rows.filter(undeclared_at__isnull=False),
+        ),
+    }
 
 
 class SourceFilter(ScreenFilter):
@@ -381,10 +373,10 @@ class SourceFilter(ScreenFilter):
 
     title = _("declared by")
     parameter_name = "source"
-    _WORDS = ("code", "settings", "beat", "api")
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [*((word, word) for word in self._WORDS), ("hand", _("by operators"))]
+        words = ("code", "settings", "beat", "api")
+        return [*((word, word) for word in words), ("hand", _("by operators"))]
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the rows of this source."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.utils.translation import gettext, ngettext
+from django.http import HttpRequest, HttpResponseRedirect
+from django.utils.translation import ngettext
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.admin.display import list_of, since
@@ -24,7 +23,7 @@ from django_durable_tasks.cluster.queues import (
 )
 from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.limits.operator_limits import limit_waits
-from django_durable_tasks.models import Node, NodeKind
+from django_durable_tasks.models import NodeKind
 from django_durable_tasks.tasks.explanations import ago
 
 # The overview: backlog, running tasks, leader, live nodes and problems.
@@ -33,59 +32,29 @@ from django_durable_tasks.tasks.explanations import ago
 def troubles(seen: Overview) -> Iterator[str]:
     """Yield the problems, the most severe first, each with its remedy."""
     if not seen.alive(NodeKind.SCHEDULER):
-        yield gettext(
+        yield (
             "No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`."
         )
     elif not seen.is_led:
-        yield gettext(
+        yield (
             "No scheduler is the leader: runs with an expired lease are not marked LOST, and lost"
             " messages are not republished."
         )
     for node in seen.nodes:
-        yield from _troubles_of_node(node, seen)
+        if node.pk in seen.stalled:
+            yield f"Node {node.name} has stalled: {seen.stalled[node.pk]}. Restart it."
+        if node.skew is not None and abs(node.skew) > conf.SKEW_MAX and not seen.is_silent(node):
+            skew = f"{abs(node.skew):.1f} s"
+            yield f"Node {node.name}: the clock of its host is {skew} from the database's."
     for depth in seen.depths:
         yield from _troubles_of(depth, seen.now)
-    yield from _troubles_of_schedules(seen)
-    if (noticed := seen.clock_step) is not None:
-        values = {
-            "step": f"{noticed.clock_step or 0.0:+,.1f}",
-            "ago": ago((seen.now - (noticed.clock_step_at or seen.now)).total_seconds()),
-        }
-        yield gettext("The database's clock was set by %(step)s s, %(ago)s ago.") % values
-    yield from limit_waits(seen.limits)
-    for name, number in seen.unknown.items():
-        yield gettext("%(number)d tasks wait for %(name)s, which this process does not have.") % {
-            "number": number,
-            "name": name,
-        }
-    if seen.dead_letters > conf.settings().DEAD_LETTERS_MAX:
-        yield (
-            ngettext("%d dead letter is open.", "%d dead letters are open.", seen.dead_letters)
-            % seen.dead_letters
-        )
-
-
-def _troubles_of_node(node: Node, seen: Overview) -> Iterator[str]:
-    if node.pk in seen.stalled:
-        values = {"name": node.name, "why": seen.stalled[node.pk]}
-        yield gettext("Node %(name)s has stalled: %(why)s. Restart it.") % values
-    if node.skew is not None and abs(node.skew) > conf.SKEW_MAX and not seen.is_silent(node):
-        values = {"name": node.name, "skew": f"{abs(node.skew):.1f}"}
-        yield (
-            gettext("Node %(name)s: the clock of its host is %(skew)s s from the database's.")
-            % values
-        )
-
-
-def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
     if seen.quarantined:
         yield (
             ngettext(
-                "%d schedule is QUARANTINED: it could not be triggered. Correct it, then"
-                " resume it.",
-                "%d schedules are QUARANTINED: they could not be triggered. Correct them,"
-                " then resume"
-                " them.",
+                "%d schedule is QUARANTINED: it could not be triggered. Correct it, then resume"
+                " it.",
+                "%d schedules are QUARANTINED: they could not be triggered. Correct them, then"
+                " resume them.",
                 seen.quarantined,
             )
             % seen.quarantined
@@ -99,36 +68,35 @@ def _troubles_of_schedules(seen: Overview) -> Iterator[str]:
             )
             % seen.late_schedules
         )
+    if (noticed := seen.clock_step) is not None:
+        since = ago((seen.now - (noticed.clock_step_at or seen.now)).total_seconds())
+        yield f"The database's clock was set by {noticed.clock_step or 0.0:+,.1f} s, {since} ago."
+    yield from limit_waits(seen.limits)
+    for name, number in seen.unknown.items():
+        yield f"{number} tasks wait for {name}, which this process does not have."
+    if seen.dead_letters > conf.settings().DEAD_LETTERS_MAX:
+        letters = ngettext("dead letter is", "dead letters are", seen.dead_letters)
+        yield f"{seen.dead_letters} {letters} open."
 
 
 def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
     number = depth.due + depth.limited + depth.queued
-    values = {
-        "queue": depth.queue,
-        "number": number,
-        "tasks": ngettext("%d task", "%d tasks", number) % number,
-    }
+    tasks = ngettext("%d task", "%d tasks", number) % number
     if depth.rejected:
-        yield gettext(
-            "Queue %(queue)s: the broker rejects its messages (%(why)s): %(tasks)s to publish."
-        ) % {**values, "why": depth.rejected}
+        why = f"the broker rejects its messages ({depth.rejected})"
+        yield f"Queue {depth.queue}: {why}: {tasks} to publish."
     if depth.misrouted_at is not None and now - depth.misrouted_at < MISROUTED_FOR:
-        yield gettext(
-            "Queue %(queue)s: messages for its tasks were consumed from queue %(other)s and were"
-            " ignored."
-        ) % {**values, "other": depth.misrouted_from}
+        yield (
+            f"Queue {depth.queue}: messages for its tasks were consumed from queue"
+            f" {depth.misrouted_from} and were ignored."
+        )
     late = (now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
     if depth.paused_at:
-        yield gettext("Queue %(queue)s is paused and holds %(tasks)s.") % values
-    elif values["number"] and not depth.workers:
-        yield gettext("Queue %(queue)s has %(tasks)s to start and no live worker.") % values
+        yield f"Queue {depth.queue} is paused and holds {tasks}."
+    elif number and not depth.workers:
+        yield f"Queue {depth.queue} has {tasks} to start and no live worker."
     elif late > conf.settings().OLDEST_DUE_MAX:
-        yield gettext(
-            "Queue %(queue)s is late: its oldest task could have started %(late)s ago."
-        ) % {
-            **values,
-            "late": ago(late),
-        }
+        yield (f"Queue {depth.queue} is late: its oldest task could have started {ago(late)} ago.")
 
 
 def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
@@ -159,7 +127,7 @@ def _facts() -> dict[str, Any]:
     seen = overview(registry.names())
     broker = inspect.broker_problem()
     if broker:
-        problems.insert(0, gettext("The broker does not answer from here: %s.") % broker)
+        problems.insert(0, f"The broker does not answer from here: {broker}.")
     workers = seen.alive(NodeKind.WORKER)
     return {
         "seen": seen,
@@ -180,23 +148,12 @@ def _facts() -> dict[str, Any]:
     }
 
 
-def view_for(screen: Any) -> Callable[[HttpRequest], HttpResponse]:
-    """Return the view of the overview, inside the site of this screen."""
-
-    def view(request: HttpRequest) -> HttpResponse:
-        if not screen.has_view_permission(request):
-            raise PermissionDenied
-        if is_limited(request):
-            text = gettext("The overview shows all tenants. You see only those assigned to you.")
-            screen.message_user(request, text)
-            return HttpResponseRedirect(list_of("task"))
-        context = {
-            **screen.admin_site.each_context(request),
-            **_facts(),
-            "opts": screen.opts,
-            "media": screen.media,
-            "title": gettext("Overview"),
-        }
-        return TemplateResponse(request, "admin/django_durable_tasks/overview.html", context)
-
-    return view
+def overview_view(model_admin: Any, request: HttpRequest) -> Any:
+    """Show the overview to a user who sees all tenants."""
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    if is_limited(request):
+        text = "The overview shows all tenants. You see only those assigned to you."
+        model_admin.message_user(request, text)
+        return HttpResponseRedirect(list_of("task"))
+    return model_admin.page(request, "overview", "Overview", **_facts())

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 from django.utils.functional import cached_property
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import filters, staff_tenants
+from django_durable_tasks.admin import actions, display, filters, staff_tenants
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
+from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Tenant
+from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations.operation import Operation
 
 COUNTED_AT_MOST = 10_000
@@ -80,6 +84,11 @@ class ReadOnlyInline(_Unwritable, _TabularInline):
     can_delete = False
 
 
+def section(title: Any, *lines: Any, collapsed: bool = False) -> tuple[Any, Any]:
+    """Return an entry of ``fieldsets``. Each line is a field, or several fields side by side."""
+    return title, {"fields": lines, "classes": ("collapse",) if collapsed else ()}
+
+
 def _acting_as_user(view: Any) -> Any:
     @functools.wraps(view)
     def page(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -107,6 +116,17 @@ class ScreenAdmin(_ModelAdmin):
     lookups_allowed: ClassVar[frozenset[str]] = frozenset()
     operations: ClassVar[tuple[Operation, ...]] = ()
     """The operations that its pages offer in addition to its actions."""
+    page_operations: ClassVar[tuple[Operation, ...]] = ()
+    """Those of them that have a page for each row."""
+    named_by: ClassVar[tuple[str, ...]] = ("name",)
+    """The columns that the name of a row in its history needs."""
+    labels: ClassVar[Mapping[str, Any]] = {}
+    """The titles of columns if they differ from those of the model."""
+    reads_with_page: ClassVar[tuple[str, ...]] = ()
+    """The relations that the page of a row shows; lists have ``list_select_related``."""
+    unlisted: ClassVar[tuple[str, ...]] = ()
+    """The large columns that the list does not read."""
+    change_form_template = "admin/django_durable_tasks/change_form.html"
 
     class Media:
         """One style sheet, no scripts."""
@@ -121,10 +141,157 @@ class ScreenAdmin(_ModelAdmin):
             page.callback = _acting_as_user(page.callback)
         return pages
 
+    def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
+        """Return the route, the view and the name of each page that a ModelAdmin does not have."""
+        if self.page_operations:
+            route = "<uuid:object_id>/do/<str:name>/"
+            yield route, self.operation_view, f"{self.opts.model_name}_do"
+
+    def get_urls(self) -> list[URLPattern]:
+        site = self.admin_site.admin_view
+        own = [
+            path(route, site(view), name=f"django_durable_tasks_{name}")
+            for route, view, name in self.pages()
+        ]
+        return [*own, *super().get_urls()]
+
+    def page(
+        self, request: HttpRequest, template: str, title: Any, **context: Any
+    ) -> TemplateResponse:
+        """Return a page of this ModelAdmin."""
+        site = self.admin_site.each_context(request)
+        shown = {**site, "opts": self.opts, "media": self.media, "title": title, **context}
+        return TemplateResponse(request, f"admin/django_durable_tasks/{template}.html", shown)
+
+    def operation_view(self, request: HttpRequest, object_id: Any, name: str) -> HttpResponse:
+        """Show the page of an operation on a row, and perform it."""
+        operation = actions.permitted(self, request, self.page_operations, name)
+        rows = self.get_queryset(request).filter(pk=object_id)
+        if operation.statuses:
+            rows = rows.filter(status__in=operation.statuses)
+        row = rows.first()
+        if row is None:
+            raise Http404("No row has this id, or its status does not allow this.")
+        return actions.respond(self, request, self.operation_page(request, operation, row))
+
+    def operation_page(
+        self, request: HttpRequest, operation: Operation, row: Any
+    ) -> actions.OperationPage:
+        """Return the page of an operation on this row."""
+        return actions.page_of_row(self, request, operation, row, self.title_of(row))
+
+    def title_of(self, row: Any) -> str:
+        """Return the name of a row in the titles of its operations."""
+        return f"{row.name} {display.short(row.pk)}"
+
+    def operation_url(self, row: Any, operation: Operation) -> str:
+        """Return the URL of the page of an operation on this row."""
+        name = f"admin:django_durable_tasks_{self.opts.model_name}_do"
+        return reverse(name, args=[row.pk, operation.name])
+
+    def operation_buttons(
+        self, request: HttpRequest, row: Any, fits: Mapping[Operation, bool]
+    ) -> list[dict[str, Any]]:
+        """Return the buttons of the permitted operations that fit the row."""
+        return [
+            {
+                "url": self.operation_url(row, operation),
+                # A preview locks rows: it is requested by a POST.
+                "posts": operation.dry_run and not operation.fields,
+                "title": f"{operation.title}…",
+            }
+            for operation, fit in fits.items()
+            if fit and self.permits(request, operation)
+        ]
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows of the user's tenants, with the time of the database as ``seen_at``."""
         rows = super().get_queryset(request).using(conf.settings().DATABASE)
-        path = self.tenant_path
-        return rows if path is None else staff_tenants.visible(request, rows, path)
+        rows = rows.annotate(seen_at=DatabaseNow())
+        if self.tenant_path is not None:
+            rows = staff_tenants.visible(request, rows, self.tenant_path)
+        match = request.resolver_match
+        if match is not None and str(match.url_name).endswith("_changelist"):
+            return rows.defer(*self.unlisted) if self.unlisted else rows
+        return rows.select_related(*self.reads_with_page) if self.reads_with_page else rows
+
+    # Columns: a field of the model is shown by its type -------------------------------------------
+
+    def shown(self, name: Any) -> Any:
+        """Return the column of a name in ``list_display`` or ``fieldsets``."""
+        if not isinstance(name, str) or hasattr(self, name):
+            return name
+        field = next((one for one in self.opts.concrete_fields if one.name == name), None)
+        if field is None or not display.has_column(field):
+            return name
+        return display.column_of(field, self.labels.get(name))
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        return [self.shown(name) for name in self.list_display]
+
+    def get_sortable_by(self, request: HttpRequest) -> Any:
+        return [self.shown(name) for name in super().get_sortable_by(request)]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [self.shown(name) for name in self.readonly_fields]
+
+    def sections(self, request: HttpRequest, obj: Any) -> Any:
+        """Return the sections of a page; ``fieldsets`` by default."""
+        return super().get_fieldsets(request, obj)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the sections, in which fields that the user cannot change are shown as columns."""
+        readonly = self.get_readonly_fields(request, obj)
+        is_editable = obj is None or self.has_change_permission(request, obj)
+
+        def shown(name: Any) -> Any:
+            if isinstance(name, list | tuple):
+                return tuple(map(shown, name))
+            column = self.shown(name)
+            return name if is_editable and column not in readonly else column
+
+        return [
+            (title, {**options, "fields": [shown(line) for line in options["fields"]]})
+            for title, options in self.sections(request, obj)
+        ]
+
+    def attach(self, rows: list[Any]) -> None:
+        """Read what the columns of these rows need of other tables, in a fixed number of
+        statements.
+        """
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Read the rows of the page and what their columns need."""
+        page = super().get_changelist_instance(request)
+        page.result_list = list(page.result_list)
+        self.attach(page.result_list)
+        return page
+
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return what the page of a row shows beside its fields, such as ``sentences`` and
+        ``buttons``.
+        """
+        return {}
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Add sentences about the state of the row, and the buttons of the operations."""
+        if context.get("original") is not None:
+            context.update(self.page_context(request, context["original"]))
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
+    ) -> Any:
+        """Show the refusal of an operation as a message."""
+        try:
+            return super().changeform_view(request, object_id, *rest, **more)
+        except DurableTasksError as refused:
+            self.message_user(request, f"Nothing was changed. {refused}", messages.ERROR)
+            return HttpResponseRedirect(request.get_full_path())
+
+    # Permissions ----------------------------------------------------------------------------------
 
     def _is_hidden(self, request: HttpRequest) -> bool:
         """Return whether all tenants share the table and the user sees only some of them."""
@@ -155,8 +322,14 @@ class ScreenAdmin(_ModelAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """Return the row; None for an id that no row can have."""
-        return None if _NUL in object_id else super().get_object(request, object_id, from_field)
+        """Return the row, and whether the user may read its secrets as ``read_plain``; None for an
+        id that no row can have.
+        """
+        row = None if _NUL in object_id else super().get_object(request, object_id, from_field)
+        if row is not None:
+            row.read_plain = display.reads_secrets(request)
+            self.attach([row])
+        return row
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         """Return the actions; those of operations only if the user has their permission.
@@ -182,7 +355,7 @@ class ScreenAdmin(_ModelAdmin):
         """Run an action; refuse ids that no row can have before the query."""
         if all(map(self._can_be_id, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             return super().response_action(request, queryset, *rest, **more)
-        message = gettext("Nothing was changed: the selection contains an invalid id.")
+        message = "Nothing was changed: the selection contains an invalid id."
         self.message_user(request, message, messages.ERROR)
         return HttpResponseRedirect(request.get_full_path())
 
@@ -200,6 +373,88 @@ class ScreenAdmin(_ModelAdmin):
         """
         own = {getattr(chosen, "parameter_name", None) for chosen in self.list_filter}
         return lookup in self.lookups_allowed | own
+
+
+class OwnFormAdmin(ScreenAdmin):
+    """Rows that are added and changed by an operation, on a page of their own."""
+
+    noun: ClassVar[str]
+    """The name of such a row in titles and messages."""
+
+    def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
+        name = self.opts.model_name
+        yield "add/", self.edit_view, f"{name}_add"
+        yield "<str:object_id>/edit/", self.edit_view, f"{name}_edit"
+        yield from super().pages()
+
+    def edit_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
+        """Show the form of a row, or of a new one, and save it."""
+        raise NotImplementedError
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may change rows on this page."""
+        raise NotImplementedError
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse the stock form."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def is_editable(self, row: Any) -> bool:
+        """Return whether this row can be changed."""
+        return True
+
+    def with_name(self, rows: QuerySet[Any]) -> QuerySet[Any]:
+        """Return those of the rows with a name that make it unavailable."""
+        return rows
+
+    def edit_buttons(self, request: HttpRequest, row: Any, title: str) -> list[dict[str, Any]]:
+        """Return the button of the page that edits this row."""
+        if not self.has_edit_permission(request) or not self.is_editable(row):
+            return []
+        name = f"admin:django_durable_tasks_{self.opts.model_name}_edit"
+        return [{"url": reverse(name, args=[row.pk]), "title": title}]
+
+    def row_to_edit(self, request: HttpRequest, object_id: str | None) -> Any:
+        """Return the row, None for a new one. Raises PermissionDenied and Http404."""
+        if object_id is None:
+            if not self.has_add_permission(request):
+                raise PermissionDenied
+            return None
+        if not (self.has_edit_permission(request) and self.has_view_permission(request)):
+            raise PermissionDenied
+        row = self.get_object(request, object_id)
+        if row is None or not self.is_editable(row):
+            raise Http404(f"No {self.noun} with this id can be edited.")
+        return row
+
+    def refuse_name_in_use(self, request: HttpRequest, form: Any) -> bool:
+        """Refuse to add a row under the name of an existing one."""
+        given = form.keywords()
+        rows = self.get_queryset(request).filter(tenant=given["tenant"], name=given["name"])
+        is_in_use = form.row is None and self.with_name(rows).exists()
+        if is_in_use:
+            form.add_error("name", f"A {self.noun} with this name already exists.")
+        return bool(is_in_use)
+
+    def saved_response(
+        self, request: HttpRequest, saved: Any, form: Any, message: str
+    ) -> HttpResponse:
+        """Remember what was saved, and redirect to its page if the user may view it."""
+        actions.remember(self, request, [saved.pk], form.summary())
+        self.message_user(request, message)
+        may_view = self.has_view_permission(request)
+        page = display.page_of(str(self.opts.model_name), saved.pk)
+        return HttpResponseRedirect(page if may_view else request.path)
+
+    def form_page(self, request: HttpRequest, form: Any, **context: Any) -> TemplateResponse:
+        """Return the page of the form of a row."""
+        row, model = form.row, str(self.opts.model_name)
+        title = f"Edit {self.noun} {row.name}" if row else f"Add a {self.noun}"
+        back = display.page_of(model, row.pk) if row else display.list_of(model)
+        return self.page(request, f"{model}/edit", title, form=form, row=row, back=back, **context)
 
 
 class ReadOnlyAdmin(_Unwritable, ScreenAdmin):
@@ -254,12 +509,12 @@ class NewestRowsAdmin(ReadOnlyAdmin):
         found = [row[0] for row in oldest]
         if len(found) < 2:
             return rows
-        text = gettext(
-            "These filters have no index: only the newest %(number)s rows were searched. %(advice)s"
-        )
         if request.method == "GET":  # an action reads the same rows twice
-            values = {"number": f"{LOOKED_THROUGH:,}", "advice": self.advice}
-            self.message_user(request, text % values, messages.INFO)
+            text = (
+                f"These filters have no index: only the newest {LOOKED_THROUGH:,} rows were"
+                f" searched. {self.advice}"
+            )
+            self.message_user(request, text, messages.INFO)
         return rows.filter(pk__gte=found[0])
 
     def get_changelist(self, request: HttpRequest, **more: Any) -> type[ChangeList]:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 
 from django import forms
-from django.core.exceptions import PermissionDenied
-from django.db.models import Q, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.utils.translation import gettext
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.admin import actions, display, staff_tenants
+from django_durable_tasks.admin import display, staff_tenants
 from django_durable_tasks.admin.display import pretty
 from django_durable_tasks.admin.fields import EditForm, InstantField, JsonField, in_zone, refuse
 from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.choices import CatchUp, CatchUpOrder, Overlap, RecurringStatus
+from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
@@ -31,13 +27,11 @@ from django_durable_tasks.models import (
     RecurringTask,
     Tenant,
 )
-from django_durable_tasks.schedules.business_days import Roll
+from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.explain import Preview, preview
 from django_durable_tasks.schedules.explanations import FireTime
 from django_durable_tasks.schedules.lifecycle import upsert
-from django_durable_tasks.schedules.options import CODE, SETTINGS
 from django_durable_tasks.schedules.timetables.builder import checked
-from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.schedules.timetables.zones import zone, zone_names
 
 # The form of a schedule: converts a row to its fields, and its fields to keyword arguments of
@@ -47,30 +41,6 @@ from django_durable_tasks.schedules.timetables.zones import zone, zone_names
 SECRETS = ("args", "kwargs", "options")
 _OFFERED = 500
 _WHEN = ("cron", "interval", "rrule", "parts")
-_COLUMNS = {"timezone": "time_zone", "calendar": "calendars"}
-"""Columns whose keyword argument of ``upsert`` has another name."""
-_SEEN = (
-    "description",
-    "task",
-    "queue",
-    "priority",
-    "timezone",
-    "dst_gap",
-    "dst_overlap",
-    "calendar",
-    "roll",
-    "max_runs",
-    "expires_in",
-    "catch_up_mode",
-    "misfire_grace",
-    "catchup_window",
-    "max_catchup_runs",
-    "catchup_order",
-    "catchup_pace",
-    "overlap",
-    "overlap_key",
-)
-
 FIELDSETS = (
     (_("What"), ("name", "tenant", "task", "args", "kwargs", "queue", "priority", "description")),
     (_("Fire times: any combination of these"), ("cron", "interval", "rrule", "parts")),
@@ -95,8 +65,53 @@ FIELDSETS = (
 )
 
 
-def _words(words: type[StrEnum], label: Any = None) -> forms.ChoiceField:
-    return forms.ChoiceField(choices=[(word.value, word.value) for word in words], label=label)
+# What a form says about options in addition to their columns.
+_LABELS = {
+    "dst_gap": _("When clocks are set forward"),
+    "dst_overlap": _("When clocks are set back"),
+    "roll": _("On a closed day"),
+}
+_HELP = {
+    "misfire_grace": _("Seconds after which a fire time counts as missed."),
+    "catchup_window": _("Seconds. Older fire times are not caught up. Empty: no limit."),
+    "overlap_key": _(
+        "A template over the arguments, {0} or {name}. Runs with the same key do not overlap."
+    ),
+}
+# Options that are fields of their own in RecurringForm, and one that requests have only.
+_OTHERS = {*("args", "kwargs", "options", "timezone", "calendar", "start_time", "end_time")} | {
+    *("jitter", "idempotency_key")
+}
+
+
+def _option_field(option: str) -> forms.Field:
+    """Return the field of an option, by its column and the limits that its reader checks."""
+    column: Any = RecurringTask._meta.get_field(option)
+    texts: dict[str, Any] = {
+        "label": _LABELS.get(option, capfirst(column.verbose_name)),
+        "help_text": _HELP.get(option, column.help_text),
+        "required": not column.blank,
+    }
+    if option in readers.CHOICES:
+        words = [(str(word), str(word)) for word in readers.CHOICES[option]]
+        return forms.ChoiceField(choices=words, **texts)
+    if option in readers.COUNTS:
+        least, most = readers.COUNTS[option]
+        return forms.IntegerField(min_value=least, max_value=most, **texts)
+    if option in readers.SECONDS:
+        return forms.FloatField(min_value=0, **texts)
+    return forms.CharField(max_length=column.max_length, **texts)
+
+
+_COLUMNS = {column.name for column in RecurringTask._meta.concrete_fields}
+_OPTIONS = tuple(
+    option
+    for option in readers.ScheduleOptions.__annotations__
+    if option in _COLUMNS and option not in _OTHERS
+)
+_OptionFields = type(
+    "OptionFields", (forms.Form,), {option: _option_field(option) for option in _OPTIONS}
+)
 
 
 def _lines(help_text: Any, label: Any = None) -> forms.CharField:
@@ -106,12 +121,11 @@ def _lines(help_text: Any, label: Any = None) -> forms.CharField:
     )
 
 
-def _seconds(help_text: Any, *, label: Any = None, required: bool = False) -> forms.FloatField:
-    return forms.FloatField(required=required, min_value=0, help_text=help_text, label=label)
+class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
+    """A schedule; fields have the names of the keywords of ``upsert``.
 
-
-class RecurringForm(EditForm):
-    """A schedule; fields have the names of the keywords of ``upsert``."""
+    Options that are a column and have no field here have one by their column.
+    """
 
     name = forms.CharField(
         max_length=200, help_text=_("It identifies the schedule and cannot be changed later.")
@@ -122,11 +136,6 @@ class RecurringForm(EditForm):
     kwargs = JsonField(
         dict, rows=2, label=_("Keyword arguments"), help_text=_("A JSON object, by name.")
     )
-    queue = forms.CharField(required=False, max_length=200, help_text=_("Empty: the task's own."))
-    priority = forms.IntegerField(
-        required=False, min_value=0, max_value=9, help_text=_("0 to 9; empty: the task's.")
-    )
-    description = forms.CharField(required=False, max_length=500)
 
     cron = _lines(_("Five fields or @daily; one expression per line."))
     interval = forms.FloatField(
@@ -145,47 +154,18 @@ class RecurringForm(EditForm):
     )
 
     timezone = forms.ChoiceField(label=_("Time zone"))
-    dst_gap = _words(DstGap, _("When clocks are set forward"))
-    dst_overlap = _words(DstOverlap, _("When clocks are set back"))
     calendar = forms.MultipleChoiceField(
         required=False,
         label=_("Calendars"),
         widget=forms.CheckboxSelectMultiple,
         help_text=_("A day is closed if any of these calendars closes it."),
     )
-    roll = _words(Roll, _("On a closed day"))
-
     start_time = InstantField(
         required=False, help_text=_("Empty: from now on. In the schedule's zone.")
     )
     end_time = InstantField(required=False, help_text=_("Included. In the schedule's zone."))
-    max_runs = forms.IntegerField(required=False, min_value=1)
     jitter = forms.CharField(
         required=False, max_length=30, help_text=_("Seconds, or 10% of the way to the next fire.")
-    )
-    expires_in = _seconds(_("Seconds after its fire time at which a run is too late."))
-
-    catch_up_mode = _words(CatchUp, _("Catch-up mode"))
-    misfire_grace = _seconds(_("Seconds after which a fire time counts as missed."), required=True)
-    catchup_window = _seconds(
-        _("Seconds. Older fire times are not caught up. Empty: no limit."),
-        label=_("Catch-up window"),
-    )
-    max_catchup_runs = forms.IntegerField(
-        min_value=1, max_value=1_000, label=_("Max. runs caught up")
-    )
-    catchup_order = _words(CatchUpOrder, _("Catch-up order"))
-    catchup_pace = _seconds(
-        _("Seconds between two runs that are caught up."), label=_("Catch-up pace"), required=True
-    )
-
-    overlap = _words(Overlap)
-    overlap_key = forms.CharField(
-        required=False,
-        max_length=200,
-        help_text=_(
-            "A template over the arguments, {0} or {name}. Runs with the same key do not overlap."
-        ),
     )
     options = JsonField(dict, rows=2, help_text=_("As for .using() of the task."))
     paused = forms.BooleanField(
@@ -220,12 +200,16 @@ class RecurringForm(EditForm):
         self.fields[name].choices = [(value, value) for value in values]  # type: ignore[attr-defined]
 
     def fieldsets(self) -> list[tuple[Any, list[forms.BoundField]]]:
-        """Return the fields of this form, in their groups."""
-        groups = (
-            (title, [self[name] for name in names if name in self.fields])
-            for title, names in FIELDSETS
-        )
-        return [(title, fields) for title, fields in groups if fields]
+        """Return the fields of this form, in their groups; an option without a group is in the last
+        one.
+        """
+        grouped = {name for _title, names in FIELDSETS for name in names}
+        others = [name for name in _OPTIONS if name not in grouped]
+        groups = [*FIELDSETS[:-1], (FIELDSETS[-1][0], (*others, *FIELDSETS[-1][1]))]
+        found = [
+            (title, [name for name in names if name in self.fields]) for title, names in groups
+        ]
+        return [(title, [self[name] for name in names]) for title, names in found if names]
 
     def clean(self) -> dict[str, Any]:
         """Check each kind of part, so that errors are shown at its field."""
@@ -315,15 +299,15 @@ def _calendar_names(row: RecurringTask | None, tenants: QuerySet[Tenant]) -> lis
 
 
 def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
+    shown = row or RecurringTask(time_zone=ports.schedule_zone())
+    seen = {name: getattr(shown, name) for name in (*_OPTIONS, "task", *SECRETS)}
+    seen |= {option: getattr(shown, column) for option, column in readers.COLUMNS.items()}
+    seen |= {name: pretty(seen[name]) for name in SECRETS}
+    seen["jitter"] = f"{shown.jitter_percent:g}%" if shown.jitter_percent else f"{shown.jitter:g}"
     if row is None:
-        fresh = RecurringTask(time_zone=ports.schedule_zone())
-        seen = {name: getattr(fresh, _COLUMNS.get(name, name)) for name in _SEEN}
-        return seen | {"args": "[]", "kwargs": "{}", "options": "{}", "parts": "[]", "jitter": "0"}
-    seen = {name: getattr(row, _COLUMNS.get(name, name)) for name in _SEEN}
-    percent = f"{row.jitter_percent:g}%" if row.jitter_percent else f"{row.jitter:g}"
+        return seen | {"parts": "[]"}
     times = {name: _local(getattr(row, name), row.time_zone) for name in ("start_time", "end_time")}
-    secrets = {name: pretty(getattr(row, name)) for name in SECRETS}
-    return {**seen, **secrets, **times, **_when_of(row.timetable), "jitter": percent}
+    return seen | times | _when_of(row.timetable)
 
 
 def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -408,129 +392,53 @@ def _badges(fire: FireTime, *, shifted: bool) -> list[tuple[str, str]]:
 
 def task_link(line: OccurrenceRecord, status: str | None) -> Any:
     """Link the task of a ledger entry by its status, or the task that blocked it."""
-    if line.task_id is not None:
-        name = display.badge(status, status) if status else display.short(line.task_id)
-        return (
-            display.link(display.page_of("task", line.task_id), name)
-            if status
-            else gettext("no longer kept")
-        )
-    if line.blocked_by is not None:
-        return display.link(
-            display.page_of("task", line.blocked_by), gettext("the run that blocked it")
-        )
-    return display.NOTHING
+    if line.task_id is None:
+        return display.row_link("task", line.blocked_by, "the run that blocked it")
+    if not status:
+        return "no longer kept"
+    return display.row_link("task", line.task_id, display.badge(status, status))
 
 
+def count_of(entry: OccurrenceRecord) -> str:
+    """Return the number of fire times of a ledger entry."""
+    return f"{'' if entry.count_is_exact else '≥ '}{entry.count:,}"
+
+
+# The page that adds or edits a schedule.
+
+
+# How many fire times the preview of an edit shows.
 SHOWN = 10
 
 
-def _preview(form: RecurringForm) -> Preview | None:
-    """Return a preview of the schedule; None if it was refused, which the form shows."""
-    try:
-        return preview(number=SHOWN, **form.keywords())
-    except DurableTasksError as refused:
-        _refuse(form, refused)
-        return None
-
-
-def _saved(form: RecurringForm) -> RecurringTask | None:
-    """Save the schedule; None if it was refused, which the form shows."""
-    try:
-        is_new = form.row is None
-        revision = None if form.row is None else form.row.revision
-        return upsert(**form.keywords(), revision=revision, replaces_ended=is_new)
-    except DurableTasksError as refused:
-        _refuse(form, refused)
-        return None
-
-
-def _refuse(form: RecurringForm, refused: DurableTasksError) -> None:
-    if isinstance(refused, InvalidArguments) and "args" in form.fields:
-        form.add_error("args", str(refused))
-    else:
-        refuse(form, refused)
-
-
-def _row(screen: Any, request: HttpRequest, object_id: uuid.UUID | None) -> RecurringTask | None:
-    if object_id is None:
-        if not screen.has_add_permission(request):
-            raise PermissionDenied
-        return None
-    if not (screen.has_edit_permission(request) and screen.has_view_permission(request)):
-        raise PermissionDenied
-    rows = screen.get_queryset(request).exclude(status=RecurringStatus.CANCELLED)
-    row: RecurringTask | None = rows.filter(pk=object_id).first()
-    if row is None:
-        raise Http404(gettext("No schedule with this id can be edited."))
-    return row
-
-
-def _name_in_use(form: RecurringForm, screen: Any, request: HttpRequest) -> bool:
-    """Refuse to add a schedule under the name of an existing one."""
-    if form.row is not None:
-        return False
-    given = form.keywords()
-    rows = screen.get_queryset(request).filter(tenant=given["tenant"], name=given["name"])
-    found = rows.exclude(~Q(source__in=(CODE, SETTINGS)), status=RecurringStatus.CANCELLED).exists()
-    if found:
-        form.add_error("name", gettext("A schedule with this name already exists."))
-    return bool(found)
-
-
-def editing_for(screen: Any) -> Callable[..., HttpResponse]:
-    """Return the view, inside the site of this screen."""
-
-    def view(request: HttpRequest, object_id: uuid.UUID | None = None) -> HttpResponse:
-        row = _row(screen, request, object_id)
-        posted = request.method == "POST"
-        form = RecurringForm(
-            request.POST if posted else None,
-            tenants=staff_tenants.offered(request),
-            row=row,
-            secrets=display.reads_secrets(request),
-        )
-        looked = None
-        if posted and form.is_valid() and not _name_in_use(form, screen, request):
-            if "_look" in request.POST:
-                looked = _preview(form)
-            elif saved := _saved(form):
-                return _saved_response(screen, request, saved, form)
-        return _page(screen, request, form, looked)
-
-    return view
-
-
-def _saved_response(
-    screen: Any, request: HttpRequest, saved: RecurringTask, form: RecurringForm
-) -> HttpResponse:
-    actions.remember(screen, request, [saved.pk], form.summary())
-    message = gettext("Schedule %s is saved. Past fire times do not fire.") % saved.name
-    screen.message_user(request, message)
-    may_view = screen.has_view_permission(request)
-    return HttpResponseRedirect(
-        display.page_of("recurringtask", saved.pk) if may_view else request.path
+def edit(model_admin: Any, request: HttpRequest, row: RecurringTask | None) -> Any:
+    """Show the form of a schedule, the fire times that it would have, and save it."""
+    posted = request.method == "POST"
+    form = RecurringForm(
+        request.POST if posted else None,
+        tenants=staff_tenants.offered(request),
+        row=row,
+        secrets=display.reads_secrets(request),
     )
-
-
-def _page(
-    screen: Any, request: HttpRequest, form: RecurringForm, looked: Preview | None
-) -> HttpResponse:
-    row = form.row
-    shown = None if looked is None else shown_fires(looked.fires, looked.row, looked.now)
-    context = {
-        **screen.admin_site.each_context(request),
-        "opts": screen.opts,
-        "media": screen.media,
-        "form": form,
-        "row": row,
-        "looked": looked,
-        "fires": shown,
-        "source": row.source if row else "",
-        "resting": looked is not None and form.is_paused(form.cleaned_data),
-        "title": gettext("Edit schedule %s") % row.name if row else gettext("Add a schedule"),
-        "back": display.page_of("recurringtask", row.pk)
-        if row
-        else display.list_of("recurringtask"),
-    }
-    return TemplateResponse(request, "admin/django_durable_tasks/recurringtask/edit.html", context)
+    looked: Preview | None = None
+    if posted and form.is_valid() and not model_admin.refuse_name_in_use(request, form):
+        try:
+            if "_look" in request.POST:
+                looked = preview(number=SHOWN, **form.keywords())
+            else:
+                revision = None if row is None else row.revision
+                saved = upsert(**form.keywords(), revision=revision, replaces_ended=row is None)
+                text = f"Schedule {saved.name} is saved. Past fire times do not fire."
+                return model_admin.saved_response(request, saved, form, text)
+        except InvalidArguments as refused:
+            form.add_error("args" if "args" in form.fields else None, str(refused))
+        except DurableTasksError as refused:
+            refuse(form, refused)
+    return model_admin.form_page(
+        request,
+        form,
+        looked=looked,
+        fires=None if looked is None else shown_fires(looked.fires, looked.row, looked.now),
+        source=row.source if row else "",
+        resting=looked is not None and form.is_paused(form.cleaned_data),
+    )

@@ -4,8 +4,9 @@ arguments.
 
 from __future__ import annotations
 
+import functools
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,10 +14,8 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import (
@@ -33,13 +32,12 @@ from django_durable_tasks.admin.display import list_of
 from django_durable_tasks.admin.execution_log import AttemptsInline
 from django_durable_tasks.admin.fields import EditForm
 from django_durable_tasks.admin.graphs import TASK_OPERATIONS
-from django_durable_tasks.admin.readonly import NewestRowsAdmin
+from django_durable_tasks.admin.readonly import NewestRowsAdmin, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.workflows import operations as graph_operations
@@ -66,22 +64,37 @@ class ReplayForm(EditForm):
             data, initial={"args": display.pretty(task.args), "kwargs": display.pretty(task.kwargs)}
         )
         self.fields.update(
-            form_fields(operator_actions.replay_edited),
+            form_fields(operator_actions.replay_edited.fields),
             reason=reason_field(operator_actions.replay_edited),
         )
         self.compare_with(task, task.epoch)
 
 
-def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> bool:
+def replay_view(model_admin: Any, request: HttpRequest, object_id: uuid.UUID) -> Any:
+    """Show the arguments of an ended task, and replay it with those that were edited."""
+    if not may_edit_arguments(request):
+        raise PermissionDenied
+    task = model_admin.get_queryset(request).filter(pk=object_id, status__in=REPLAYABLE).first()
+    if task is None:
+        raise Http404("No ended task has this id.")
+    form = ReplayForm(request.POST if request.method == "POST" else None, task=task)
+    if request.method == "POST" and form.is_valid() and _replay(model_admin, request, task, form):
+        return HttpResponseRedirect(display.page_of("task", task.pk))
+    operation, back = operator_actions.replay_edited, display.page_of("task", task.pk)
+    return model_admin.page(
+        request, "replay", operation.title, form=form, task=task, help=operation.help, back=back
+    )
+
+
+def _replay(model_admin: Any, request: HttpRequest, task: Task, form: ReplayForm) -> bool:
     """Replay the task. Unchanged arguments are not passed, so that a task that is not registered in
     this process can be replayed too.
     """
     args, kwargs = form.cleaned_data["args"], form.cleaned_data["kwargs"]
-    same = args == task.args and kwargs == task.kwargs
-    if not same:
+    edited = {} if (args, kwargs) == (task.args, task.kwargs) else {"args": args, "kwargs": kwargs}
+    if edited:
         inspect.load_tasks()
-    tasks = screen.model.objects.using(task._state.db).filter(pk=task.pk, epoch=task.epoch)
-    edited = {} if same else {"args": args, "kwargs": kwargs}
+    tasks = Task.objects.using(task._state.db).filter(pk=task.pk, epoch=task.epoch)
     reason = form.cleaned_data["reason"]
     try:
         done = operator_actions.replay_edited.perform(
@@ -91,42 +104,13 @@ def _replay(screen: Any, request: HttpRequest, task: Task, form: ReplayForm) -> 
         form.add_error(None, str(refused))
         return False
     if not done.changed:
-        message = gettext(
-            "The status of the task has changed in the meantime. Nothing was changed."
-        )
-        form.add_error(None, message)
+        text = "The status of the task has changed in the meantime. Nothing was changed."
+        form.add_error(None, text)
         return False
-    suffix = "" if same else gettext(" with edited arguments")
-    actions.remember(screen, request, [task.pk], f"Replayed{suffix}. {reason}".strip())
-    screen.message_user(request, gettext("Replayed the task%s.") % suffix)
+    suffix = " with edited arguments" if edited else ""
+    actions.remember(model_admin, request, [task.pk], f"Replayed{suffix}. {reason}".strip())
+    model_admin.message_user(request, f"Replayed the task{suffix}.")
     return True
-
-
-def replay_view_for(screen: Any) -> Callable[[HttpRequest, uuid.UUID], HttpResponse]:
-    """Return the view for this ModelAdmin."""
-
-    def view(request: HttpRequest, object_id: uuid.UUID) -> HttpResponse:
-        if not may_edit_arguments(request):
-            raise PermissionDenied
-        task = screen.get_queryset(request).filter(pk=object_id, status__in=REPLAYABLE).first()
-        if task is None:
-            raise Http404(gettext("No ended task has this id."))
-        form = ReplayForm(request.POST if request.method == "POST" else None, task=task)
-        if request.method == "POST" and form.is_valid() and _replay(screen, request, task, form):
-            return HttpResponseRedirect(display.page_of("task", task.pk))
-        context = {
-            **screen.admin_site.each_context(request),
-            "opts": screen.opts,
-            "media": screen.media,
-            "form": form,
-            "task": task,
-            "title": operator_actions.replay_edited.title,
-            "help": operator_actions.replay_edited.help,
-            "back": display.page_of("task", task.pk),
-        }
-        return TemplateResponse(request, "admin/django_durable_tasks/replay.html", context)
-
-    return view
 
 
 # The explanation of a task's status on its page, and the buttons of its operations.
@@ -153,17 +137,6 @@ def status_labels(task: Any) -> list[tuple[str, str]]:
     return [(text.replace(" ", "-"), text) for text, applies in true.items() if applies]
 
 
-def status_of_page(screen: Any, request: HttpRequest, task: Any) -> dict[str, Any]:
-    """Return the context of a task's page: sentences, buttons and dependencies."""
-    graph = graphs.graph_of_page(request, task)
-    shown = [
-        *graph.pop("graph_sentences"),
-        *(replace(one, text=display.clean(one.text)) for one in sentences(task)),
-    ]
-    buttons = [*_buttons(screen, request, task), *graph.pop("graph_buttons")]
-    return {"sentences": shown, "buttons": buttons, **graph}
-
-
 def took(task: Any) -> str:
     """Return the duration of the last attempt, up to now if it is running."""
     if task.started_at is None or not (task.completed_at or task.status == Status.RUNNING):
@@ -181,8 +154,8 @@ def _is_skipped_by_an_ended_task(task: Any) -> bool:
     return bool(causes.exists())
 
 
-def _buttons(screen: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
-    permitted = screen.get_actions(request)
+def _buttons(model_admin: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
+    permitted = model_admin.get_actions(request)
     ended = task.status in REPLAYABLE
     fits: dict[Operation, bool] = {
         operator_actions.retry: task.status == Status.PENDING and task.failures > 0,
@@ -202,46 +175,83 @@ def _buttons(screen: Any, request: HttpRequest, task: Any) -> list[dict[str, str
         "django_durable_tasks.view_deadletter"
     ):
         letters = list_of("deadletter", task__id__exact=task.pk, case="all")
-        found.append({"url": letters, "title": gettext("Its dead letters")})
+        found.append({"url": letters, "title": "Its dead letters"})
     return found
 
 
-_HEAVY = ("args", "kwargs", "options", "result", "progress")
-_CREATED = display.instant_of("created_at", _("created at"))
-_UPDATED = display.instant_of("updated_at", _("updated at"))
-_RUN_AT = display.instant_of("run_at", _("run at"))
-_STARTED = display.instant_of("started_at", _("started at"))
-_COMPLETED = display.instant_of("completed_at", _("completed at"))
-_EXPIRES = display.instant_of("expires_at", _("expires at"))
-_STOP_REQUESTED = display.instant_of("cancel_requested_at", _("stop requested at"))
-_DUE_AT = display.instant_of("due_at", _("due at"))
-_LEASE = display.instant_of("lease_until", _("lease until"))
-_FIRED = display.instant_of("fire_time", _("fire time"))
-
-
-def _force_run(screen: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
+def _force_run(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Show what a forced run of these tasks would change."""
-    return graphs.chosen(screen, request, graph_operations.force_run, rows)
+    return graphs.chosen(model_admin, request, graph_operations.force_run, rows)
+
+
+# Columns and fields -------------------------------------------------------------------------------
+
+
+def _crashed(task: Task) -> str:
+    return f"{task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
+
+
+def _tries(task: Task) -> str:
+    """Return the starts, and the used part of the attempt budgets."""
+    failed = f"{task.attempts} started, {task.failures}/{task.max_attempts} failed"
+    return ", ".join(part for part in (failed, _crashed(task)) if part)
+
+
+def _due(task: Any) -> str:
+    """Return the next due time: of the start, of republishing or of the end of the lease; or the
+    limit for which the task waits.
+    """
+    if task.is_waiting:
+        return f"limit {task.waiting_for_limit}" if task.waiting_for_limit else "held"
+    return display.since(task.due_at or task.lease_until, task.seen_at)
+
+
+def _cause(task: Task) -> SafeString | str:
+    """Link the task that caused the end of this one."""
+    known = dependencies_cell.named([task.cause])
+    return dependencies_cell.task_link(task.cause, known) if task.cause else display.NOTHING
+
+
+_STATE = display.column(
+    _("status"),
+    lambda task: display.badges([(task.status, task.status), *status_labels(task)]),
+    "state",
+)
+_DUE = display.column(_("next"), _due, "due")
+_TOOK = display.column(_("duration"), took, "took")
+_WORKFLOW = display.column(_("workflow"), graphs.workflow_link)
+_CAUSE = display.column(_("cause"), _cause)
+_AUDITED = display.column(
+    _("performed"), lambda task: history_of(task) if task.read_audit else display.NOTHING
+)
 
 
 @admin.register(Task)
 class TaskAdmin(NewestRowsAdmin):
     """Tasks."""
 
-    named_by = ("name",)
+    labels: ClassVar = {"cancel_requested_at": _("stop requested at")}
     without_index = frozenset({"queue", "name", "target_type__exact", "reason", "node__exact"})
     with_index = frozenset({"condition", "recurring_task__id__exact", "workflow__id__exact"})
     path_to_task = ""
     advice = _("Find older ones by id or key, or choose a status other than SUCCESS.")
     list_display = (
-        "short_id",
-        "name_and_error",
+        display.column(_("id"), lambda task: display.short(task.pk), "short_id"),
+        display.column(
+            _("task"), lambda task: display.beneath(task.name, display.first_line(task.last_error))
+        ),
         "queue",
-        "state",
-        "spent",
-        "created",
-        "due",
-        "took",
+        _STATE,
+        display.column(
+            _("failed"),
+            lambda task: display.beneath(f"{task.failures}/{task.max_attempts}", _crashed(task)),
+            "spent",
+        ),
+        display.column(
+            _("created"), lambda task: display.since(task.created_at, task.seen_at), "created"
+        ),
+        _DUE,
+        _TOOK,
     )
     list_filter = (
         "status",
@@ -263,34 +273,6 @@ class TaskAdmin(NewestRowsAdmin):
         }
     )
     sortable_by = ()
-    readonly_fields = (
-        "state",
-        "why_it_ended",
-        "tries",
-        "arguments",
-        "returned",
-        "last_error_text",
-        "progress_text",
-        "due",
-        "took",
-        "effective_key",
-        "node_link",
-        "schedule_link",
-        "audited",
-        "overridden",
-        "workflow_link",
-        "cause_link",
-        _CREATED,
-        _UPDATED,
-        _RUN_AT,
-        _STARTED,
-        _COMPLETED,
-        _EXPIRES,
-        _STOP_REQUESTED,
-        _DUE_AT,
-        _LEASE,
-        _FIRED,
-    )
     search_fields = ("name",)
     search_help_text = _("A complete id, Celery id, key or idempotency key, or a part of a name.")
     actions = (
@@ -302,59 +284,59 @@ class TaskAdmin(NewestRowsAdmin):
     )
     # Optional apps append theirs.
     inlines: ClassVar[list[Any]] = [AttemptsInline]
+    page_operations = TASK_OPERATIONS
     operations = (operator_actions.replay_edited, *TASK_OPERATIONS)
     change_form_template = "admin/django_durable_tasks/task/change_form.html"
     change_list_template = "admin/django_durable_tasks/task/change_list.html"
-    fieldsets: ClassVar = (
-        (
+    reads_with_page = ("tenant", "recurring_task")
+    unlisted = ("args", "kwargs", "options", "result", "progress")
+    fieldsets = (
+        section(
             None,
-            {
-                "fields": (
-                    ("state", "why_it_ended"),
-                    ("queue", "priority"),
-                    ("tries", "tenant"),
-                    ("schedule_link", _FIRED),
-                    ("workflow_link", "cause_link"),
-                )
-            },
+            (_STATE, "reason"),
+            ("queue", "priority"),
+            (display.column(_("tries"), _tries), "tenant"),
+            ("recurring_task", "fire_time"),
+            (
+                display.column(_("workflow"), graphs.workflow_link),
+                display.column(_("cause"), _cause),
+            ),
         ),
-        (_("Call"), {"fields": ("last_error_text", "arguments", "returned", "progress_text")}),
-        (
+        section(
+            _("Call"),
+            "last_error",
+            display.column(_("arguments"), lambda task: display.arguments_block(task.name, task)),
+            "result",
+            "progress",
+        ),
+        section(
             _("Times"),
-            {
-                "fields": (
-                    (_CREATED, _RUN_AT),
-                    (_STARTED, _COMPLETED),
-                    ("took", "expected_duration"),
-                    ("due", _EXPIRES),
-                    (_STOP_REQUESTED, _UPDATED),
-                )
-            },
+            ("created_at", "run_at"),
+            ("started_at", "completed_at"),
+            (_TOOK, "expected_duration"),
+            (_DUE, "expires_at"),
+            ("cancel_requested_at", "updated_at"),
         ),
-        (_("Keys"), {"fields": (("key", "unique_key"), "effective_key")}),
-        (_("Operations"), {"fields": ("audited",)}),
-        (
+        section(
+            _("Keys"),
+            ("key", "unique_key"),
+            display.column(_("effective idempotency key"), lambda task: task.dedupe_key),
+        ),
+        section(_("Operations"), _AUDITED),
+        section(
             _("Ownership"),
-            {
-                "classes": ("collapse",),
-                "fields": (
-                    ("epoch", "publish_count"),
-                    ("run_id", "node_link"),
-                    (_DUE_AT, _LEASE),
-                    ("crashes", "max_crashes"),
-                    ("on_orphan", "overridden"),
-                    ("target_type", "shard_key"),
-                ),
-            },
+            ("epoch", "publish_count"),
+            (
+                "run_id",
+                display.column(_("node"), lambda task: display.row_link("node", task.node)),
+            ),
+            ("due_at", "lease_until"),
+            ("crashes", "max_crashes"),
+            ("on_orphan", "options"),
+            ("target_type", "shard_key"),
+            collapsed=True,
         ),
     )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
-        listed = request.resolver_match is not None and str(
-            request.resolver_match.url_name
-        ).endswith("_changelist")
-        return rows.defer(*_HEAVY) if listed else rows.select_related("tenant", "recurring_task")
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
         """Order the tasks of one schedule by their fire times, as their index is; all others by
@@ -382,163 +364,34 @@ class TaskAdmin(NewestRowsAdmin):
             return rows.filter(tenant_id=int(tenant))
         return rows
 
-    def get_urls(self) -> list[URLPattern]:
-        screen = self.admin_site.admin_view(overview.view_for(self))
-        edited = self.admin_site.admin_view(replay_view_for(self))
-        graph_view = self.admin_site.admin_view(graphs.task_view(self))
-        chosen = self.admin_site.admin_view(graphs.chosen_view(self))
-        diagram = self.admin_site.admin_view(graphs.diagram_view(self, graphs.diagram_around))
-        return [
-            path("graph/<str:name>/", chosen, name="django_durable_tasks_graph_chosen"),
-            path(
-                "<uuid:object_id>/graph/<str:name>/",
-                graph_view,
-                name="django_durable_tasks_graph_task",
-            ),
-            path(
-                "<uuid:object_id>/graph.<str:ending>",
-                diagram,
-                name="django_durable_tasks_task_graph",
-            ),
-            path("overview/", screen, name="django_durable_tasks_overview"),
-            path("<uuid:object_id>/replay/", edited, name="django_durable_tasks_task_replay"),
-            *super().get_urls(),
-        ]
+    def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
+        yield from super().pages()
+        for route, view, name in (
+            ("overview/", overview.overview_view, "overview"),
+            ("graph/<str:name>/", graphs.chosen_view, "graph_chosen"),
+            ("<uuid:object_id>/graph.<str:ending>", graphs.diagram_view, "task_graph"),
+            ("<uuid:object_id>/replay/", replay_view, "task_replay"),
+        ):
+            yield route, functools.partial(view, self), name
+
+    def title_of(self, row: Any) -> str:
+        return f"{dependencies_cell.title(row)} {display.short(row.pk)}"
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Any:
-        """Read the row, and whether this user may see its secrets."""
+        """Read the row, and whether this user may see its secrets and its audit entries."""
         task = super().get_object(request, object_id, from_field)
         if task is not None:
-            task.read_plain = display.reads_secrets(request)
             task.read_audit = request.user.has_perm("django_durable_tasks.view_auditentry")
         return task
 
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        """Add the explanation of the status and the buttons of the operations."""
-        context.update(status_of_page(self, request, context["original"]))
-        return super().render_change_form(request, context, *args, **kwargs)
-
-    # Columns and fields ---------------------------------------------------------------------------
-
-    @admin.display(description=_("id"))
-    def short_id(self, task: Task) -> str:
-        """Show the end of the id."""
-        return display.short(task.pk)
-
-    @admin.display(description=_("status"))
-    def state(self, task: Task) -> SafeString | str:
-        """Show the status and further conditions."""
-        return display.badges([(task.status, task.status), *status_labels(task)])
-
-    @admin.display(description=_("task"))
-    def name_and_error(self, task: Task) -> SafeString | str:
-        """Show the name and the last error."""
-        return display.beneath(task.name, display.first_line(task.last_error))
-
-    @admin.display(description=_("failed"))
-    def spent(self, task: Task) -> SafeString | str:
-        """Show the used part of the attempt budgets."""
-        crashed = f"{task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
-        return display.beneath(f"{task.failures}/{task.max_attempts}", crashed)
-
-    @admin.display(description=_("performed"))
-    def audited(self, task: Any) -> SafeString | str:
-        """Show the audit entries of the task, if the user may read them."""
-        return history_of(task) if task.read_audit else display.NOTHING
-
-    @admin.display(description=_("tries"))
-    def tries(self, task: Task) -> str:
-        """Show the starts, and the used part of the attempt budgets."""
-        crashed = f", {task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
-        return f"{task.attempts} started, {task.failures}/{task.max_attempts} failed{crashed}"
-
-    @admin.display(description=_("created"))
-    def created(self, task: Any) -> str:
-        """Show the age."""
-        return display.since(task.created_at, task.seen_at)
-
-    @admin.display(description=_("next"))
-    def due(self, task: Any) -> str:
-        """Show the next due time: of the start, of republishing or of the end of the lease; or the
-        limit for which the task waits.
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return the explanation of the status, the buttons of the operations, and the
+        dependencies.
         """
-        if task.is_waiting:
-            return f"limit {task.waiting_for_limit}" if task.waiting_for_limit else "held"
-        return display.since(task.due_at or task.lease_until, task.seen_at)
-
-    @admin.display(description=_("duration"))
-    def took(self, task: Any) -> str:
-        """Show the duration of the last attempt, up to now if it is running."""
-        return took(task)
-
-    @admin.display(description=_("reason"))
-    def why_it_ended(self, task: Task) -> str:
-        """Show the reason of the ending."""
-        return display.clean(task.reason) or display.NOTHING
-
-    @admin.display(description=_("last error"))
-    def last_error_text(self, task: Task) -> SafeString | str:
-        """Show the whole last error."""
-        return display.block(display.clean(task.last_error))
-
-    @admin.display(description=_("effective idempotency key"))
-    def effective_key(self, task: Task) -> str:
-        """Show the idempotency key for external systems."""
-        return task.dedupe_key
-
-    @admin.display(description=_("node"))
-    def node_link(self, task: Task) -> SafeString | str:
-        """Link the node that claimed or runs it."""
-        return (
-            display.link(display.page_of("node", task.node), task.node)
-            if task.node
-            else display.NOTHING
-        )
-
-    @admin.display(description=_("recurring task"))
-    def schedule_link(self, task: Task) -> SafeString | str:
-        """Link the schedule that created it."""
-        row = task.recurring_task
-        return (
-            display.link(display.page_of("recurringtask", row.pk), row.name)
-            if row
-            else display.NOTHING
-        )
-
-    @admin.display(description=_("workflow"))
-    def workflow_link(self, task: Task) -> SafeString | str:
-        """Link its workflow run."""
-        return graphs.workflow_link(task)
-
-    @admin.display(description=_("cause"))
-    def cause_link(self, task: Task) -> SafeString | str:
-        """Link the task that caused its end."""
-        return (
-            dependencies_cell.task_link(task.cause, dependencies_cell.named([task.cause]))
-            if task.cause
-            else display.NOTHING
-        )
-
-    @admin.display(description=_("arguments"))
-    def arguments(self, task: Any) -> SafeString | str:
-        """Show the call."""
-        return display.arguments_block(task.name, task, plain=task.read_plain)
-
-    @admin.display(description=_("result"))
-    def returned(self, task: Any) -> SafeString | str:
-        """Show the result."""
-        return display.result_block(task, plain=task.read_plain)
-
-    @admin.display(description=_("overridden options"))
-    def overridden(self, task: Task) -> SafeString | str:
-        """Show the options of this call."""
-        return display.value_block(task.options, plain=False)
-
-    @admin.display(description=_("progress"))
-    def progress_text(self, task: Task) -> SafeString | str:
-        """Show the progress that the task reported."""
-        return display.value_block(task.progress, plain=False)
+        graph = graphs.graph_of_page(self, request, row)
+        explained = [replace(one, text=display.clean(one.text)) for one in sentences(row)]
+        graph["sentences"] += explained
+        graph["buttons"] = [*_buttons(self, request, row), *graph["buttons"]]
+        return graph

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.http import HttpRequest, HttpResponseRedirect
+from django.http import HttpRequest
 from django.utils.html import escape
-from django.utils.safestring import SafeString
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters, staff_tenants
-from django_durable_tasks.admin.actions import action_of, who
+from django_durable_tasks.admin.actions import action_of, form_fields, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.audit import recorded
-from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
+from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, ApiKey, StaffTenant, Tenant
-from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.tenants import access, quotas
 from django_durable_tasks.tenants.values import NUMBERS, REQUESTS, SCOPE_HELP, ApiScope, quotas_of
@@ -35,25 +32,16 @@ _SHOWN = 20
 """The number of users who see all tenants that a page names."""
 
 
-def _number(operation: Operation, name: str) -> forms.IntegerField:
-    """Return the form field of a quota, with the texts of the registry."""
-    argument = next(one for one in operation.fields if one.name == name)
-    return forms.IntegerField(
-        required=False, min_value=0, label=argument.label, help_text=argument.help
-    )
+_QuotaFields: Any = type(
+    "QuotaFields",
+    (forms.Form,),
+    form_fields([one for one in quotas.set_quotas.fields if one.name in QUOTAS]),
+)
 
 
-class TenantForm(EditModelForm):
+class TenantForm(_QuotaFields, EditModelForm):
     """A tenant with its quotas; it has no revision, so its values serve as its version."""
 
-    open_tasks = _number(quotas.set_quotas, "open_tasks")
-    recurring_tasks = _number(quotas.set_quotas, "recurring_tasks")
-    runs_per_day = _number(quotas.set_quotas, "runs_per_day")
-    calendars = _number(quotas.set_quotas, "calendars")
-    payload_bytes = _number(quotas.set_quotas, "payload_bytes")
-    requests = forms.CharField(
-        required=False, max_length=20, label=_("Requests"), help_text=_("600/m, 10/s.")
-    )
     staff = forms.CharField(
         required=False,
         label=_("Staff users"),
@@ -112,7 +100,12 @@ def _unlimited() -> str:
 class TenantAdmin(ScreenAdmin):
     """Tenants."""
 
-    list_display = ("slug", "name", "created_at", "work")
+    list_display = (
+        *("slug", "name", "created_at"),
+        display.column(
+            _("work"), lambda row: display.link(display.list_of("task", tenant=row.pk), _("tasks"))
+        ),
+    )
     sortable_by = ("slug", "name")
     search_fields = ("slug", "name")
     list_select_related = ("quota",)
@@ -120,7 +113,7 @@ class TenantAdmin(ScreenAdmin):
     tenant_path = "pk"
     operations = (quotas.set_quotas, access.assign_staff, access.unassign_staff)
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+    def sections(self, request: HttpRequest, obj: Any) -> Any:
         own = ("slug", "name", *((OPENED,) if obj is not None else ()))
         shown: list[Any] = [(None, {"fields": own})]
         if self._may_assign(request):
@@ -183,11 +176,6 @@ class TenantAdmin(ScreenAdmin):
             after = {"slug": obj.slug, "name": obj.name}
             entry.changed("tenant", obj.pk, before, after, obj.pk)
 
-    @admin.display(description=_("work"))
-    def work(self, tenant: Tenant) -> SafeString:
-        """Link the tenant's tasks."""
-        return display.link(display.list_of("task", tenant=tenant.pk), _("tasks"))
-
 
 # The admin of API keys: create one, which is shown once, and revoke others.
 
@@ -198,8 +186,6 @@ else:
     _ModelForm = forms.ModelForm
 
 _FIELDS = ("tenant", "name", "scopes", "mode", "expires_at", "reason")
-_EXPIRES = display.instant_of("expires_at", _("expires at"))
-_USED = display.instant_of("last_used_at", _("last used at"))
 
 
 class ApiKeyForm(_ModelForm):
@@ -216,12 +202,24 @@ class ApiKeyForm(_ModelForm):
         fields = _FIELDS
 
 
+_PREFIX = display.column(_("key"), lambda row: row.prefix)
+_STATE = display.column(
+    _("state"),
+    lambda row: _("live") if row.is_live(estimated_now()) else _("revoked or expired"),
+    "state",
+)
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(ScreenAdmin):
     """API keys."""
 
     named_by = ("name", "mode", "identifier")
-    list_display = ("prefix", "name", "tenant", "allowed", "state", _EXPIRES, _USED)
+    list_display = (
+        *(_PREFIX, "name", "tenant"),
+        display.column(_("scopes"), lambda row: ", ".join(row.scopes)),
+        *(_STATE, "expires_at", "last_used_at"),
+    )
     list_filter = (filters.TenantFilter,)
     list_select_related = ("tenant",)
     sortable_by = ()
@@ -229,29 +227,16 @@ class ApiKeyAdmin(ScreenAdmin):
     actions = (action_of(access.revoke_key),)
     operations = (access.create_key,)
     form = ApiKeyForm
-    fields = _FIELDS
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return () if obj is None else ("prefix", *_FIELDS, "state")
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return _FIELDS if obj is None else ("prefix", *_FIELDS, "state", "created_by", "revoked_by")
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[Any, ...]:
+        known = (_PREFIX, *_FIELDS, _STATE, "created_by", "revoked_by")
+        return _FIELDS if obj is None else known
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
-
-    def changeform_view(
-        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
-    ) -> Any:
-        """Show a refusal as a message."""
-        try:
-            return super().changeform_view(request, object_id, *rest, **more)
-        except DurableTasksError as refused:
-            self.message_user(request, gettext("Nothing was changed. %s") % refused, messages.ERROR)
-            return HttpResponseRedirect(request.get_full_path())
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
         """Create the key and show it, once."""
@@ -265,20 +250,5 @@ class ApiKeyAdmin(ScreenAdmin):
             mode=obj.mode,
         )
         obj.pk, obj.identifier = outcome.value.row.pk, outcome.value.row.identifier
-        text = gettext("Copy the key now, it is not shown again: %s") % outcome.value.text
+        text = f"Copy the key now, it is not shown again: {outcome.value.text}"
         self.message_user(request, text, messages.WARNING)
-
-    @admin.display(description=_("key"))
-    def prefix(self, row: ApiKey) -> str:
-        """Show the part of the key that is not secret."""
-        return row.prefix
-
-    @admin.display(description=_("scopes"))
-    def allowed(self, row: ApiKey) -> str:
-        """Show the scopes."""
-        return ", ".join(row.scopes)
-
-    @admin.display(description=_("state"))
-    def state(self, row: ApiKey) -> str:
-        """Show whether the key is valid."""
-        return gettext("live") if row.is_live(estimated_now()) else gettext("revoked or expired")

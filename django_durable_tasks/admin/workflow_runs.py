@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.db.models import Count, QuerySet
-from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
+from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import dependencies_cell, display, filters, graphs
 from django_durable_tasks.admin import tasks as admin_tasks
 from django_durable_tasks.admin.graphs import CHOSEN_OPERATIONS, RUN_OPERATIONS
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.choices import Status, WorkflowStatus
 from django_durable_tasks.dependencies.joins import layers
 from django_durable_tasks.models import RecurringTask, Task, WorkflowRun
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.workflows import COUNTS
+from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.tasks.explanations import Level, Sentence
+from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.diagrams import Diagram, natural
 
 # The progress of a workflow run as a bar, and as text for screen readers.
@@ -45,10 +47,7 @@ def counted(run: WorkflowRun) -> list[tuple[str, int]]:
 
 def progress_words(run: WorkflowRun) -> str:
     """Return the numbers as text: ``12 of 20 ended: 10 SUCCESS, 2 FAILED``."""
-    totals = gettext("%(ended)s of %(total)s ended") % {
-        "ended": f"{run.ended:,}",
-        "total": f"{run.total:,}",
-    }
+    totals = f"{run.ended:,} of {run.total:,} ended"
     parts = ", ".join(f"{number:,} {status}" for status, number in counted(run))
     return f"{totals}: {parts}" if parts else totals
 
@@ -63,11 +62,9 @@ def progress_bar(run: WorkflowRun) -> SafeString:
     return format_html(_BAR, progress_words(run), format_html_join("", _PART, parts))
 
 
-def progress_cell(run: WorkflowRun) -> SafeString:
+def progress_cell(run: WorkflowRun) -> SafeString | str:
     """Return the bar with its text below."""
-    return format_html(
-        '{}<span class="durable-beneath">{}</span>', progress_bar(run), progress_words(run)
-    )
+    return display.beneath(progress_bar(run), progress_words(run))
 
 
 def progress_marks(run: Any) -> list[tuple[str, str]]:
@@ -87,40 +84,12 @@ def took(run: Any) -> str:
     return display.duration(((run.completed_at or run.seen_at) - run.created_at).total_seconds())
 
 
-def by_status(numbers: Mapping[str, int]) -> list[tuple[SafeString, str, int]]:
-    """Return a badge with the number for each status that occurs."""
-    return [
-        (display.badge(status, status), status, number)
-        for status, number in numbers.items()
-        if number
-    ]
-
-
 # The context of the page of a workflow run: progress, diagram, tasks and operations.
 
 
 TASKS = 50
 RUNS = 200
 _DEEPEST = 8
-_HEAVY = ("args", "kwargs", "options", "result", "progress")
-
-
-def run_of_page(request: HttpRequest, run: Any) -> dict[str, Any]:
-    """Return the context of the page of a run, except its columns."""
-    may_view = graphs.may_view_tasks(request)
-    return {
-        "sentences": sentences(run),
-        "buttons": graphs.buttons_of_run(request, run),
-        "bar": progress_bar(run),
-        "words": progress_words(run),
-        "looks": may_view,
-        "callbacks": _callbacks(run),
-        "family": _family(run),
-        "family_more": display.list_of("workflowrun", root__exact=run.root),
-        **(_graph(request, run) if may_view else {}),
-        "forces": graphs.may_force(request),
-        "chosen_operations": graphs.buttons_of_chosen(),
-    }
 
 
 def sentences(run: Any) -> list[Sentence]:
@@ -130,41 +99,27 @@ def sentences(run: Any) -> list[Sentence]:
     found = []
     if run.is_open and run.deadline_at is not None and run.deadline_at <= run.seen_at:
         late = display.since(run.deadline_at, run.seen_at)
-        found.append(
-            Sentence(
-                Level.TROUBLE,
-                gettext("Its deadline was %s: tasks that have not ended will be cancelled.") % late,
-            )
-        )
+        text = f"Its deadline was {late}: tasks that have not ended will be cancelled."
+        found.append(Sentence(Level.TROUBLE, text))
     if run.status == WorkflowStatus.STARTING:
-        found.append(
-            Sentence(
-                Level.WAIT,
-                gettext(
-                    "Its tasks are still being created. None runs before all have been created."
-                ),
-            )
-        )
+        text = "Its tasks are still being created. None runs before all have been created."
+        found.append(Sentence(Level.WAIT, text))
     if run.is_open and run.cancel_requested_at is not None:
         asked = display.since(run.cancel_requested_at, run.seen_at)
-        found.append(Sentence(Level.WAIT, gettext("Its cancellation was requested %s.") % asked))
+        found.append(Sentence(Level.WAIT, f"Its cancellation was requested {asked}."))
     if run.status == WorkflowStatus.FAILED:
         why = f" ({display.clean(run.reason)})" if run.reason else ""
-        found.append(Sentence(Level.TROUBLE, gettext("It failed%s.") % why))
+        found.append(Sentence(Level.TROUBLE, f"It failed{why}."))
     return found
-
-
-def _numbers(run: WorkflowRun) -> dict[str, int]:
-    rows = Task.objects.using(run._state.db).of_workflow(run).order_by()
-    there = dict(rows.values_list("status").annotate(Count("pk")))
-    return {str(status): there.get(str(status), 0) for status in Status}
 
 
 # Tasks and diagram --------------------------------------------------------------------------------
 
 
 def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
-    numbers = _numbers(run)
+    rows = Task.objects.using(run._state.db).of_workflow(run).order_by()
+    there = dict(rows.values_list("status").annotate(Count("pk")))
+    numbers = {str(status): there.get(str(status), 0) for status in Status}
     asked = "draw" in request.GET or sum(numbers.values()) <= graphs.AT_ONCE
     diagram = graphs.diagram_of_run(run) if asked else None
     return {
@@ -193,14 +148,20 @@ def _tasks(
     )
     keys = these.values_list("pk", flat=True)
     keys = _in_order(diagram, list(keys))[part] if diagram else list(keys[part])
-    found = rows.defer(*_HEAVY).annotate(seen_at=DatabaseNow()).in_bulk(keys)
+    found = (
+        rows.defer(*admin_tasks.TaskAdmin.unlisted).annotate(seen_at=DatabaseNow()).in_bulk(keys)
+    )
     return {
         "tasks": _lines([found[key] for key in keys if key in found]),
         "state": state,
         "page": page,
         "pages": pages,
         "number": total,
-        "states": by_status(numbers),
+        "states": [
+            (display.badge(status, status), status, number)
+            for status, number in numbers.items()
+            if number
+        ],
         "all": sum(numbers.values()),
         "tasks_list": display.list_of("task", workflow__id__exact=run.pk),
     }
@@ -298,20 +259,54 @@ def _family(run: WorkflowRun) -> list[dict[str, Any]]:
     return found if len(found) > 1 else []
 
 
-_CREATED = display.instant_of("created_at", _("started at"))
-_COMPLETED = display.instant_of("completed_at", _("completed at"))
-_DEADLINE = display.instant_of("deadline_at", _("deadline"))
-_STOP_REQUESTED = display.instant_of("cancel_requested_at", _("stop requested at"))
-_FIRED = display.instant_of("fire_time", _("fire time"))
-_UPDATED = display.instant_of("updated_at", _("counted at"))
+def _named(run: WorkflowRun) -> SafeString | str:
+    """Show the name, the end of the id, and whether it is an inner run."""
+    part = f"part of {display.short(run.parent)}" if run.parent else ""
+    return display.beneath(run.name, " · ".join(filter(None, (display.short(run.pk), part))))
+
+
+def _due(run: Any) -> str:
+    """Show the time until the deadline of an open run."""
+    if run.is_open:
+        return display.since(run.deadline_at, run.seen_at)
+    return display.instant(run.deadline_at)
+
+
+def _schedule(run: WorkflowRun) -> SafeString | str:
+    """Link the schedule that created it; a deleted one is shown by its id."""
+    if run.recurring_task is None:
+        return display.NOTHING
+    schedules = RecurringTask.objects.using(run._state.db).only("name")
+    row = schedules.filter(pk=run.recurring_task).first()
+    if row is None:
+        return display.short(run.recurring_task)
+    return display.row_link("recurringtask", row.pk, row.name)
+
+
+_STATE = display.column(_("status"), lambda run: display.badges(progress_marks(run)), "state")
+_TOOK = display.column(_("duration"), took)
 
 
 @admin.register(WorkflowRun)
 class WorkflowRunAdmin(ReadOnlyAdmin):
     """Runs of workflows."""
 
-    named_by = ("name",)
-    list_display = ("named", "state", "progressed", "tenant", "key", "started", "took", "due")
+    labels: ClassVar = {
+        "created_at": _("started at"),
+        "cancel_requested_at": _("stop requested at"),
+        "updated_at": _("counted at"),
+    }
+    list_display = (
+        display.column(_("workflow"), _named, "named"),
+        _STATE,
+        display.column(_("progress"), progress_cell, "progressed"),
+        *("tenant", "key"),
+        display.column(
+            _("started"), lambda run: display.since(run.created_at, run.seen_at), "started"
+        ),
+        _TOOK,
+        display.column(_("deadline"), _due, "due"),
+    )
     list_filter = (
         "status",
         filters.RunConditionFilter,
@@ -324,122 +319,55 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
     search_fields = ("name",)
     search_help_text = _("A complete id or key, or a part of a name.")
     actions = ()
+    page_operations = RUN_OPERATIONS
     operations = (*RUN_OPERATIONS, *CHOSEN_OPERATIONS)
     change_form_template = "admin/django_durable_tasks/workflowrun/change_form.html"
-    readonly_fields = (
-        "state",
-        "took",
-        "why_it_ended",
-        "schedule_link",
-        _CREATED,
-        _COMPLETED,
-        _DEADLINE,
-        _STOP_REQUESTED,
-        _FIRED,
-        _UPDATED,
-    )
-    fieldsets: ClassVar = (
-        (
+    list_select_related = reads_with_page = ("tenant",)
+    fieldsets = (
+        section(
             None,
-            {
-                "fields": (
-                    ("state", "why_it_ended"),
-                    ("tenant", "key"),
-                    (_CREATED, _COMPLETED),
-                    ("took", _DEADLINE),
-                    ("schedule_link", _FIRED),
-                    (_STOP_REQUESTED, _UPDATED),
-                )
-            },
+            (_STATE, "reason"),
+            ("tenant", "key"),
+            ("created_at", "completed_at"),
+            (_TOOK, "deadline_at"),
+            (display.column(_("recurring task"), _schedule), "fire_time"),
+            ("cancel_requested_at", "updated_at"),
         ),
     )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
-        return rows.select_related("tenant")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         return queryset.filter(filters.by_id_or(search_term, "name__icontains", "key")), False
 
-    def get_urls(self) -> list[URLPattern]:
-        diagram = self.admin_site.admin_view(graphs.diagram_view(self, graphs.diagram_of_run))
-        graph_view = self.admin_site.admin_view(graphs.run_view(self))
-        return [
-            path(
-                "<uuid:object_id>/graph.<str:ending>",
-                diagram,
-                name="django_durable_tasks_workflowrun_graph",
+    def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
+        yield from super().pages()
+        diagram = functools.partial(graphs.diagram_view, self)
+        yield "<uuid:object_id>/graph.<str:ending>", diagram, "workflowrun_graph"
+
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return progress, diagram, tasks, related runs and the buttons of the operations."""
+        fits: dict[Operation, bool] = {
+            graph_operations.cancel_workflow: row.is_open and row.cancel_requested_at is None,
+            graph_operations.retry_workflow: (
+                row.status != WorkflowStatus.STARTING and row.ended > 0
             ),
-            path(
-                "<uuid:object_id>/do/<str:name>/", graph_view, name="django_durable_tasks_graph_run"
-            ),
-            *super().get_urls(),
-        ]
-
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        """Add progress, diagram, tasks, related runs and the buttons of the operations."""
-        context.update(run_of_page(request, context["original"]))
-        return super().render_change_form(request, context, *args, **kwargs)
-
-    # Columns and fields ---------------------------------------------------------------------------
-
-    @admin.display(description=_("workflow"))
-    def named(self, run: WorkflowRun) -> SafeString | str:
-        """Show the name, the end of the id, and whether it is an inner run."""
-        part = _("part of %s") % display.short(run.parent) if run.parent else ""
-        return display.beneath(
-            run.name, " · ".join(str(text) for text in (display.short(run.pk), part) if text)
-        )
-
-    @admin.display(description=_("status"))
-    def state(self, run: Any) -> SafeString | str:
-        """Show the status and further conditions."""
-        return display.badges(progress_marks(run))
-
-    @admin.display(description=_("progress"))
-    def progressed(self, run: WorkflowRun) -> SafeString:
-        """Show how many tasks have ended in each status."""
-        return progress_cell(run)
-
-    @admin.display(description=_("started"))
-    def started(self, run: Any) -> str:
-        """Show the age."""
-        return display.since(run.created_at, run.seen_at)
-
-    @admin.display(description=_("duration"))
-    def took(self, run: Any) -> str:
-        """Show the duration, up to now if the run is open."""
-        return took(run)
-
-    @admin.display(description=_("deadline"))
-    def due(self, run: Any) -> str:
-        """Show the time until its deadline."""
-        return (
-            display.since(run.deadline_at, run.seen_at)
-            if run.is_open
-            else display.instant(run.deadline_at)
-        )
-
-    @admin.display(description=_("reason"))
-    def why_it_ended(self, run: WorkflowRun) -> str:
-        """Show the reason of the ending."""
-        return display.clean(run.reason) or display.NOTHING
-
-    @admin.display(description=_("recurring task"))
-    def schedule_link(self, run: WorkflowRun) -> SafeString | str:
-        """Link the schedule that created it; a deleted one is shown by its id."""
-        if run.recurring_task is None:
-            return display.NOTHING
-        row = (
-            RecurringTask.objects.using(run._state.db)
-            .only("name")
-            .filter(pk=run.recurring_task)
-            .first()
-        )
-        if row is None:
-            return display.short(run.recurring_task)
-        return display.link(display.page_of("recurringtask", row.pk), row.name)
+        }
+        may_view = graphs.may_view_tasks(request)
+        chosen = "admin:django_durable_tasks_graph_chosen"
+        return {
+            "sentences": sentences(row),
+            "buttons": self.operation_buttons(request, row, fits),
+            "bar": progress_bar(row),
+            "words": progress_words(row),
+            "looks": may_view,
+            "callbacks": _callbacks(row),
+            "family": _family(row),
+            "family_more": display.list_of("workflowrun", root__exact=row.root),
+            **(_graph(request, row) if may_view else {}),
+            "forces": graph_operations.force_run.is_permitted(request.user),
+            "chosen_operations": [
+                {"address": reverse(chosen, args=[one.name]), "title": one.title}
+                for one in CHOSEN_OPERATIONS
+            ],
+        }

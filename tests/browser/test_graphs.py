@@ -188,7 +188,7 @@ def test_no_workflow_page_violates_the_strictest_policy_and_hostile_text_is_esca
         _page(run),
         _page(task),
         f"{APP}workflowrun/{run.pk}/do/cancel/",
-        f"{APP}task/{task.pk}/graph/force_run/",
+        f"{APP}task/{task.pk}/do/force_run/",
         f"{APP}taskdependency/{edge.pk}/change/",
         f"{APP}taskdependency/{edge.pk}/remove/",
     ):

@@ -13,18 +13,17 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin, ReadOnlyInline
+from django_durable_tasks.admin.readonly import ReadOnlyAdmin, ReadOnlyInline, section
 from django_durable_tasks.admin.tasks import TaskAdmin
 from django_durable_tasks.choices import TargetType
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt, Endpoint
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.models.fields import DatabaseNow
 
 # The requests of a task that calls an outside server, as an inline of the task's page.
 
 
 REQUESTS_ON_A_PAGE = 50
-_REQUEST_STARTED = display.instant_of("started_at", _("started at"))
+_REQUEST_STARTED = display.column_of(DeliveryAttempt._meta.get_field("started_at"))
 
 
 class DeliveriesInline(ReadOnlyInline):
@@ -114,38 +113,30 @@ TaskAdmin.inlines.append(DeliveriesInline)
 # The admin of endpoints: which receivers of HTTP callbacks failed, and until when theirs wait.
 
 
-_OPEN_UNTIL = display.instant_of("open_until", _("open until"))
-_GONE = display.instant_of("gone_at", _("ended deliveries at"))
-_CHANGED = display.instant_of("updated_at", _("changed at"))
-
-
 @admin.register(Endpoint)
 class EndpointAdmin(ReadOnlyAdmin):
     """Endpoints; a success or the end of the pause changes them."""
 
-    list_display = ("key", "state", "failures", _OPEN_UNTIL, "reason", _CHANGED)
+    labels: ClassVar = {
+        "gone_at": _("ended deliveries at"),
+        "updated_at": _("changed at"),
+        "last_failure": _("last failure"),
+    }
+    list_display = ("key", "state", "failures", "open_until", "last_failure", "updated_at")
     list_filter = (filters.TenantFilter,)
     sortable_by = ()
     search_fields = ("key",)
-    readonly_fields = ("state", "reason", _OPEN_UNTIL, _GONE, _CHANGED)
-    fieldsets: ClassVar = (
-        (
+    reads_with_page = ("tenant",)
+    fieldsets = (
+        section(
             None,
-            {
-                "fields": (
-                    ("key", "tenant"),
-                    ("state", _OPEN_UNTIL),
-                    ("failures", "openings"),
-                    ("reason", _GONE),
-                    _CHANGED,
-                )
-            },
+            ("key", "tenant"),
+            ("state", "open_until"),
+            ("failures", "openings"),
+            ("last_failure", "gone_at"),
+            "updated_at",
         ),
     )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: QuerySet[Any] = super().get_queryset(request).annotate(seen_at=DatabaseNow())
-        return rows.select_related("tenant")
 
     @admin.display(description=_("breaker"))
     def state(self, row: Any) -> SafeString:
@@ -155,8 +146,3 @@ class EndpointAdmin(ReadOnlyAdmin):
         if row.open_until > row.seen_at:
             return display.badge("OPEN", _("open"))
         return display.badge("PROBING", _("probing"))
-
-    @admin.display(description=_("last failure"))
-    def reason(self, row: Endpoint) -> str:
-        """Show why the last request failed."""
-        return display.clean(row.last_failure) or display.NOTHING

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponseRedirect
+from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
@@ -20,7 +20,7 @@ from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.exceptions import DurableTasksError, EncryptionError
+from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import MASK
 
 _VALUES = (
@@ -37,7 +37,6 @@ _VALUES = (
     "time_zone",
     "delivery_type",
 )
-_LAST = display.instant_of("last_delivery_at", _("last delivery at"))
 
 
 class NotificationSettingForm(EditModelForm):
@@ -99,7 +98,16 @@ class NotificationSettingAdmin(ScreenAdmin):
     """Notification settings."""
 
     named_by = ("name",)
-    list_display = ("name", "tenant", "state", "selected", "delivery_type", "to", "last", _LAST)
+    list_display = (
+        "name",
+        "tenant",
+        "state",
+        "selected",
+        "delivery_type",
+        "to",
+        "last",
+        "last_delivery_at",
+    )
     list_filter = (filters.TenantFilter,)
     list_select_related = ("tenant",)
     sortable_by = ()
@@ -107,7 +115,7 @@ class NotificationSettingAdmin(ScreenAdmin):
     actions = (action_of(deliveries.create_test), action_of(deliveries.delete_setting))
     operations = (deliveries.create_setting, deliveries.change_setting)
     form = NotificationSettingForm
-    readonly_fields = ("last", _LAST, "last_delivery_error", "updated_by")
+    readonly_fields = ("last", "last_delivery_at", "last_delivery_error", "updated_by")
     fieldsets: ClassVar = (
         (None, {"fields": ("name", "user_id", "enabled", "delivery_type", "destination")}),
         (_("Events"), {"fields": (tuple(FLAGS), ("task_name", "queue", "schedule"))}),
@@ -115,11 +123,11 @@ class NotificationSettingAdmin(ScreenAdmin):
         (None, {"fields": ("reason",)}),
     )
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+    def sections(self, request: HttpRequest, obj: Any) -> Any:
         """Add the tenant of a new setting, and what is known about an existing one."""
         if obj is None:
             return ((None, {"fields": ("tenant",)}), *self.fieldsets)
-        known = (("last", _LAST), "last_delivery_error", "updated_by", OPENED)
+        known = (("last", "last_delivery_at"), "last_delivery_error", "updated_by", OPENED)
         return (*self.fieldsets, (_("Last delivery"), {"fields": known}))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -141,16 +149,6 @@ class NotificationSettingAdmin(ScreenAdmin):
             text = _t("DURABLE_TASKS['NOTIFICATIONS'] is False: nothing is recorded or sent.")
             self.message_user(request, text, messages.WARNING)
         return super().changelist_view(request, extra_context)
-
-    def changeform_view(
-        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
-    ) -> Any:
-        """Show a refusal as a message."""
-        try:
-            return super().changeform_view(request, object_id, *rest, **more)
-        except DurableTasksError as refused:
-            self.message_user(request, _t("Nothing was changed. %s") % refused, messages.ERROR)
-            return HttpResponseRedirect(request.get_full_path())
 
     def save_model(
         self, request: HttpRequest, obj: NotificationSetting, form: Any, change: bool

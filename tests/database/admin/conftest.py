@@ -1,5 +1,7 @@
 """Shared fixtures of the admin tests."""
 
+from typing import Any
+
 import pytest
 from django.test import Client
 
@@ -10,3 +12,13 @@ from tests.database.admin.site import operator
 def ann() -> Client:
     """Return a client logged in as a superuser."""
     return operator("ann")
+
+
+@pytest.fixture
+def open_notifications(settings: Any) -> None:
+    """Permit the addresses of the notification settings."""
+    settings.DURABLE_TASKS = {
+        **settings.DURABLE_TASKS,
+        "NOTIFICATIONS": True,
+        "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
+    }

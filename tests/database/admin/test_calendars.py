@@ -49,9 +49,7 @@ def _post(client: Client, row: Calendar | None = None, **given: Any) -> Any:
         address, shown = reverse(ADD), {"name": "office", "working_days": WEEK}
     else:
         address = reverse("admin:django_durable_tasks_calendar_edit", args=[row.pk])
-        form = CalendarForm(
-            known=row, tenants=Tenant.objects.all(), days=business_days(row).special
-        )
+        form = CalendarForm(row=row, tenants=Tenant.objects.all(), days=business_days(row).special)
         shown = {name: form[name].value() for name in form.fields if form[name].value() is not None}
     return client.post(address, {**shown, **given})
 

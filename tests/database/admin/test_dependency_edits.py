@@ -15,7 +15,7 @@ from django.urls import reverse
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task, TaskDependency
-from tests.database.admin.site import list_of, messages_of, operator, page_of, staff, text
+from tests.database.admin.site import list_of, messages_of, operator, page_of, text
 from tests.database.admin.workflow_runs import a_diamond
 from tests.database.dependencies.worker_and_leader import (
     fail,
@@ -226,10 +226,3 @@ def test_dependencies_are_not_written_or_deleted_past_the_engine(ann: Client) ->
     assert ann.post(page_of(run), {"status": "SUCCESS"}).status_code == 403
     edge.refresh_from_db()
     assert (edge.dependency_type, TaskDependency.objects.count()) == ("MUST_SUCCEED", 4)
-
-
-def test_the_form_needs_permission_to_add_and_to_view() -> None:
-    a_task()
-    for permissions in ((), ("view_taskdependency",), ("add_taskdependency",)):
-        assert staff(*permissions).get(reverse(ADD)).status_code == 403, permissions
-    assert staff("view_taskdependency", "add_taskdependency").get(reverse(ADD)).status_code == 200

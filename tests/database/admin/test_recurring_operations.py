@@ -14,8 +14,8 @@ from django.urls import reverse
 
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.store.clock import database_now
-from tests.database.admin.site import act, list_of, messages_of, operator, page_of, staff, text
-from tests.database.recurring.schedules import a_schedule, at, begin, fire
+from tests.database.admin.site import act, messages_of, operator, page_of, text
+from tests.database.recurring.schedules import a_schedule, at, fire
 
 pytestmark = pytest.mark.django_db
 
@@ -204,88 +204,8 @@ def test_several_schedules_are_paused_resumed_and_ended_from_the_list(ann: Clien
     assert RecurringTask.objects.filter(status="CANCELLED").count() == 3
 
 
-# Permissions --------------------------------------------------------------------------------------
-
-VIEWS = ("view_recurringtask", "view_occurrencerecord", "view_task")
-GIVEN: dict[str, tuple[str, dict[str, str]]] = {
-    "pause": ("pause_recurringtask", {"reason": "x"}),
-    "snooze": ("pause_recurringtask", {"until": "2999-01-01 00:00"}),
-    "cancel": ("pause_recurringtask", {"reason": "x"}),
-    "override": (
-        "pause_recurringtask",
-        {"fire_time": "2999-01-01 09:00", "action": "SKIP", "reason": "x"},
-    ),
-    "run_now": ("trigger_recurringtask", {"request_id": "one"}),
-    "backfill": (
-        "trigger_recurringtask",
-        {
-            "start": "2026-03-02 09:00",
-            "end": "2026-03-02 09:01",
-            "reprocess": "NONE",
-            "concurrency": "1",
-        },
-    ),
-}
-ALL = (
-    "pause_recurringtask",
-    "trigger_recurringtask",
-    "add_recurringtask",
-    "change_recurringtask",
-    "delete_recurringtask",
-)
-
-
-def _write_schedules() -> RecurringTask:
-    return begin(a_schedule(cron="0 9 * * *", start_time=at(0)), at(0))
-
-
-def _state() -> list[Any]:
-    return [
-        list(RecurringTask.objects.values_list("status", "revision")),
-        Task.objects.count(),
-        OccurrenceOverride.objects.count(),
-    ]
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_a_schedule_operation_needs_exactly_its_own_permission(name: str) -> None:
-    row, (permission, given) = _write_schedules(), GIVEN[name]
-    before = _state()
-    for refused in (
-        staff(*VIEWS, *(one for one in ALL if one != permission)),
-        staff(permission),
-        staff(*VIEWS),
-    ):
-        assert refused.get(_url(row, name)).status_code == 403
-        assert _do(refused, row, name, **given).status_code == 403
-        assert _state() == before
-    assert _do(staff(*VIEWS, permission), row, name, **given).status_code == 302
-    assert _state() != before
-
-
-def test_a_user_with_view_permission_only_is_offered_no_schedule_operation() -> None:
-    row = _write_schedules()
-    looker = staff(*VIEWS)
-    page = looker.get(page_of(row))
-    assert page.context["buttons"] == []
-    assert "Skip…" not in text(page)
-    assert 'name="action"' not in looker.get(list_of("recurringtask")).content.decode()
-    assert "Add recurring task" not in text(looker.get(list_of("recurringtask")))
-
-
-def test_every_schedule_form_is_refused_without_its_csrf_token() -> None:
-    row = _write_schedules()
-    client = staff(*VIEWS, *ALL)
-    strict = Client(enforce_csrf_checks=True)
-    strict.cookies = client.cookies
-    before = _state()
-    for name, (_permission, given) in GIVEN.items():
-        assert _do(strict, row, name, **given).status_code == 403
-    assert _state() == before
-
-
 def test_an_unknown_operation_and_an_unknown_schedule_are_not_found(ann: Client) -> None:
-    row = _write_schedules()
+    row = a_schedule()
     assert ann.get(_url(row, "explode")).status_code == 404
     RecurringTask.objects.unguarded().all().delete()
     assert ann.get(_url(row, "pause")).status_code == 404

@@ -9,92 +9,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
-from django_durable_tasks import Workflow
-from django_durable_tasks.admin.readonly import ScreenAdmin
-from django_durable_tasks.contrib.callbacks.models import Endpoint
-from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import (
     ApiKey,
     AuditEntry,
     Calendar,
     DeadLetter,
-    OccurrenceRecord,
     RecurringTask,
     Task,
     TaskDependency,
-    TaskExecutionLog,
     Tenant,
     WorkflowRun,
 )
 from django_durable_tasks.tenants import access
-from django_durable_tasks.tenants.values import ApiScope
+from tests.database.admin.full_tenant import MODELS, SCREENS, SHARED, a_full_tenant, shared_rows
 from tests.database.admin.site import act, list_of, page_of
-from tests.database.notifications.sending import a_setting
-from tests.factories import a_log_row, a_node, a_paused_queue, many_tasks
-from tests.project.tasks import noop
+from tests.factories import a_paused_queue
 
-pytestmark = pytest.mark.django_db
-SHARED = {"limit", "queuecontrol", "node", "schedulerlease"}
-SCREENS = [
-    one
-    for model, one in admin.site._registry.items()
-    # The page of MetricMinute is the charts, which show no rows. Their tests limit users too.
-    if isinstance(one, ScreenAdmin) and model is not MetricMinute
-]
-
-MODELS = [str(screen.opts.model_name) for screen in SCREENS]
-
-
-def a_full_tenant(slug: str) -> dict[str, Any]:
-    """Create a tenant with a row of each kind, whose texts contain its slug; return the rows."""
-    tenant = Tenant.objects.create(slug=slug, name=slug)
-    failed = many_tasks(1, "FAILED", tenant=tenant, queue=f"{slug}-queue", name=f"{slug}.task")[0]
-    waiting = many_tasks(1, due=60, tenant=tenant, queue=f"{slug}-queue", name=f"{slug}.task")[0]
-    a_log_row(failed, error_message=f"{slug} failed")
-    schedule = RecurringTask.objects.upsert(
-        name=f"{slug}-nightly", task=noop, cron="0 2 * * *", tenant=tenant
-    )
-    schedule.trigger_now()
-    workflow = Workflow(f"{slug}-flow")
-    workflow.add(noop, after=[workflow.add(noop)])
-    run = workflow.start(tenant=tenant)
-    calendar = Calendar.objects.upsert(f"{slug}-office", tenant=tenant)
-    key = access.create_key(tenant, f"{slug}-key", tuple(ApiScope), now=timezone.now()).row
-    setting = a_setting(tenant=tenant, name=f"{slug}-setting")
-    Endpoint.objects.unguarded().create(tenant_id=tenant.pk, key=f"{slug}.example.com")
-    return {
-        "tenant": tenant,
-        "task": failed,
-        "waiting": waiting,
-        "recurringtask": schedule,
-        "workflowrun": run,
-        "calendar": calendar,
-        "apikey": key,
-        "notificationsetting": setting,
-        "deadletter": DeadLetter.objects.get(tenant=tenant),
-        "taskexecutionlog": TaskExecutionLog.objects.get(tenant=tenant),
-        "taskdependency": TaskDependency.objects.get(task__tenant=tenant),
-        "occurrencerecord": OccurrenceRecord.objects.filter(tenant=tenant).latest("pk"),
-        "auditentry": AuditEntry.objects.filter(tenant=tenant).latest("pk"),
-        "endpoint": Endpoint.objects.get(tenant=tenant),
-    }
-
-
-@pytest.fixture(autouse=True)
-def notifications_are_open(settings: Any) -> None:
-    """Permit the addresses of the notification settings."""
-    settings.DURABLE_TASKS = {
-        **settings.DURABLE_TASKS,
-        "NOTIFICATIONS": True,
-        "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
-    }
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("open_notifications")]
 
 
 @pytest.fixture
@@ -153,8 +89,7 @@ def _state() -> list[Any]:
 
 
 def test_every_screen_names_its_tenant_or_is_refused(limited: Client) -> None:
-    a_node()
-    a_paused_queue("held")
+    shared_rows()
     for screen in SCREENS:
         model = str(screen.opts.model_name)
         assert (screen.tenant_path is None) == (model in SHARED), model

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from tests.database.admin.site import list_of, operator, page_of, staff
+from tests.database.admin.site import operator
 from tests.database.admin.workflow_actions import a_workflow_with_approval, address, do
 from tests.database.admin.workflow_runs import a_diamond
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, succeed
 
 pytestmark = pytest.mark.django_db
-
-VIEWS = ("view_workflowrun", "view_task", "view_taskdependency")
 
 
 def _run() -> WorkflowRun:
@@ -66,25 +64,3 @@ def test_a_get_request_changes_nothing() -> None:
         assert ann.get(address(row, name) + "?_do=1&reason=x").context["asking"], name
         assert ann.post(address(row, name) + "?_do=1&reason=x").context["number"], name
         assert _state() == before, name
-
-
-def test_a_user_with_view_permission_only_is_offered_no_operation() -> None:
-    _write_graphs()
-    looker = staff(*VIEWS)
-    for row in (
-        _run(),
-        _step("pay"),
-        _step("bottom"),
-        _step("left"),
-        *TaskDependency.objects.all(),
-    ):
-        page = looker.get(page_of(row))
-        assert not [
-            button
-            for button in page.context["buttons"]
-            if "Its dead letters" not in str(button["title"])
-        ]
-        assert "durable-chosen" not in page.content.decode()
-        assert "Remove…" not in page.content.decode()
-    assert 'name="action"' not in looker.get(list_of("task")).content.decode()
-    assert "/add/" not in looker.get(list_of("taskdependency")).content.decode()

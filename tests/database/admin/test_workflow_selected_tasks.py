@@ -140,11 +140,11 @@ def test_an_unknown_operation_or_object_is_not_found(ann: Client) -> None:
     run = a_diamond()
     assert ann.post(address(run, "explode")).status_code == 404
     assert ann.post(address(of(run, "top"), "explode")).status_code == 404
-    for kind, other in (("run", of(run, "top")), ("task", run)):
-        here = reverse(
-            f"admin:django_durable_tasks_graph_{kind}",
-            args=[other.pk, "cancel" if kind == "run" else "hold"],
-        )
+    for kind, other, name in (
+        ("workflowrun", of(run, "top"), "cancel"),
+        ("task", run, "hold"),
+    ):
+        here = reverse(f"admin:django_durable_tasks_{kind}_do", args=[other.pk, name])
         assert ann.get(here).status_code == 404
 
 

@@ -19,10 +19,7 @@ STEPS = ("top", "left", "right", "bottom")
 
 def address(row: Any, name: str) -> str:
     """Return the URL of the page of an operation."""
-    return reverse(
-        f"admin:django_durable_tasks_graph_{'run' if isinstance(row, WorkflowRun) else 'task'}",
-        args=[row.pk, name],
-    )
+    return reverse(f"admin:django_durable_tasks_{row._meta.model_name}_do", args=[row.pk, name])
 
 
 def changes(answer: Any) -> set[str]:
