@@ -8,20 +8,8 @@ from typing import Any, ClassVar
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_durable_tasks.contrib.api import problems
+from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import Caller
-from django_durable_tasks.contrib.api.fields import (
-    KEY_LENGTH,
-    Flag,
-    Id,
-    Instant,
-    Integer,
-    JsonList,
-    JsonObject,
-    OneOf,
-    Seconds,
-    Text,
-)
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Body
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
@@ -42,21 +30,21 @@ from django_durable_tasks.tenants.values import ApiScope
 # Characters of the columns with reasons.
 REASON_MAX = 500
 _FIELDS: Mapping[ArgumentType, Any] = {
-    ArgumentType.TEXT: Text,
-    ArgumentType.REQUEST_ID: Text,
-    ArgumentType.INSTANT: Instant,
-    ArgumentType.INTEGER: Integer,
-    ArgumentType.SECONDS: Seconds,
-    ArgumentType.FLAG: Flag,
-    ArgumentType.JSON_LIST: JsonList,
-    ArgumentType.JSON_OBJECT: JsonObject,
-    ArgumentType.TASK_ID: Id,
+    ArgumentType.TEXT: fields.Text,
+    ArgumentType.REQUEST_ID: fields.Text,
+    ArgumentType.INSTANT: fields.Instant,
+    ArgumentType.INTEGER: fields.Integer,
+    ArgumentType.SECONDS: fields.Seconds,
+    ArgumentType.FLAG: fields.Flag,
+    ArgumentType.JSON_LIST: fields.JsonList,
+    ArgumentType.JSON_OBJECT: fields.JsonObject,
+    ArgumentType.TASK_ID: fields.Id,
 }
 
 
-def reason_field(*, required: bool = False) -> Text:
+def reason_field(*, required: bool = False) -> fields.Text:
     """Return the field ``reason`` of a body."""
-    return Text(
+    return fields.Text(
         required=required,
         allow_blank=not required,
         max_length=REASON_MAX,
@@ -68,12 +56,12 @@ def body_of(name: str, operation: Operation, more: Mapping[str, Any] | None = No
     """Return the serializer of a body with ``reason``, the fields of the operation, and ``more``
     fields.
     """
-    fields: dict[str, Any] = {"reason": reason_field(required=operation.reason == Reason.REQUIRED)}
+    members: dict[str, Any] = {"reason": reason_field(required=operation.reason == Reason.REQUIRED)}
     if operation.modes:
         names = [str(mode.name) for mode in operation.modes]
-        fields["mode"] = OneOf(choices=names, default=names[0])
-    fields |= {argument.name: _field(argument) for argument in operation.fields}
-    return type(name, (Body,), {**fields, **(more or {}), "__doc__": str(operation.help)})
+        members["mode"] = fields.OneOf(choices=names, default=names[0])
+    members |= {argument.name: _field(argument) for argument in operation.fields}
+    return type(name, (Body,), {**members, **(more or {}), "__doc__": str(operation.help)})
 
 
 def _field(argument: Argument) -> Any:
@@ -82,11 +70,13 @@ def _field(argument: Argument) -> Any:
         "help_text": str(argument.help or argument.label),
     }
     if argument.choices:
-        return OneOf(choices=[str(value) for value, _label in argument.choices], **options)
+        return fields.OneOf(choices=[str(value) for value, _label in argument.choices], **options)
     if argument.minimum is not None:
         options["min_value"] = argument.minimum
     field = _FIELDS[argument.kind]
-    return field(max_length=KEY_LENGTH, **options) if field is Text else field(**options)
+    if field is fields.Text:
+        options["max_length"] = fields.KEY_LENGTH
+    return field(**options)
 
 
 def perform(
@@ -98,15 +88,15 @@ def perform(
     A field that the request leaves out gets the default of the registry.
     """
     caller.require_permission(operation.permission)
-    fields = {
+    values = {
         argument.name: given.get(
             argument.name, False if argument.kind == ArgumentType.FLAG else argument.default
         )
         for argument in operation.fields
     }
     if operation.modes:
-        fields["mode"] = given.get("mode", operation.modes[0].name)
-    return operation.perform(subject, by=caller.name, reason=given.get("reason", ""), **fields)
+        values["mode"] = given.get("mode", operation.modes[0].name)
+    return operation.perform(subject, by=caller.name, reason=given.get("reason", ""), **values)
 
 
 def refused(row: Any, message: str = "") -> Problem:
@@ -165,8 +155,8 @@ class OperationsMixin(ApiViewSet):
             # Not locked here: the engine locks rows in an order that prevents deadlocks.
             row = self.find()
             chosen = self.chosen(operation, row, given)
-            fields = self.prepared(operation, row, given)
-            done = perform(chosen, self.subject(chosen, row), self.caller, fields)
+            prepared = self.prepared(operation, row, given)
+            done = perform(chosen, self.subject(chosen, row), self.caller, prepared)
             if not done.changed and not self.may_change_nothing:
                 raise refused(row, str(done.message))
             if chosen.opens_tasks:
