@@ -86,12 +86,8 @@ class NewNotificationSettingBody(NotificationSettingEditBody):
 class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     """The notification settings of the tenant, by name."""
 
-    singular, plural = "NotificationSetting", "NotificationSettings"
     answer = NotificationSettingAnswer
-    reads = ("durable_tasks_notifications.notificationsetting",)
     order = "name"
-    lookup_url_kwarg = "notification_setting_id"
-    lookup_value_converter = "int"
     targets = (Target.NOTIFICATION_SETTING,)
     performed = (deliveries.change_setting, deliveries.delete_setting)
     operates = ApiScope.NOTIFICATIONS

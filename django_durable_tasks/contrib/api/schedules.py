@@ -179,12 +179,8 @@ _COUNT = {
 class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     """The recurring tasks of the tenant, by name."""
 
-    singular, plural = "RecurringTask", "RecurringTasks"
     answer = ScheduleAnswer
-    reads = ("recurringtask",)
     order = "name"
-    lookup_url_kwarg = "recurring_task_id"
-    lookup_value_converter = "uuid"
     targets = (Target.SCHEDULE,)
     operates = ApiScope.SCHEDULES
     paths: ClassVar = {"run_now": "trigger-now"}
@@ -357,12 +353,8 @@ class CalendarAnswer(Answer):
 class CalendarViewSet(ReadMixin, ApiViewSet):
     """The calendars of the tenant, by name; a list leaves out their special days."""
 
-    singular, plural = "Calendar", "Calendars"
     answer = CalendarAnswer
-    reads = ("calendar",)
     order = "name"
-    lookup_url_kwarg = "calendar_id"
-    lookup_value_converter = "int"
 
     def show(self, row: Calendar, caller: Caller) -> dict[str, Any]:
         """Return a calendar, with its special days except in a list."""

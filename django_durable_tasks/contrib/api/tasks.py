@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
+from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
@@ -21,7 +23,9 @@ from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
 from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.operations import (
+    REASON_MAX,
     OperationsMixin,
+    body_of,
     perform,
     reason_field,
     refused,
@@ -32,6 +36,7 @@ from django_durable_tasks.contrib.api.problems import (
     InvalidPart,
     Problem,
     invalid_field,
+    invalid_parameter,
     problem_of,
 )
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
@@ -85,6 +90,9 @@ from django_durable_tasks.tenants.quotas import (
     quota_of_open_tasks,
 )
 from django_durable_tasks.tenants.values import ApiScope, TaskFilter
+from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows import operations as graph_operations
+from django_durable_tasks.workflows.diagrams import Diagram, draw
 
 INCLUDED = ("target_config", "result", "progress")
 _COLUMNS: Mapping[str, tuple[str, ...]] = {"target_config": ("args", "kwargs")}
@@ -425,6 +433,33 @@ class OperationAnswer(Answer):
         hidden = ("last_id", "until_id", "created_by", "reason")
 
 
+class GraphAnswer(Answer):
+    """Tasks and the dependencies between them."""
+
+    nodes = serializers.ListField(child=fields.JsonObject())
+    edges = serializers.ListField(child=fields.JsonObject())
+
+
+_SVG = "image/svg+xml"
+IMAGES = (_SVG, "image/*")
+# Tasks of a drawing, the nearest ones first.
+NEAR = 1_000
+
+
+def graph_json(diagram: Diagram) -> Any:
+    return json.loads(draw(diagram, "json"))
+
+
+def graph_image(diagram: Diagram) -> HttpResponse:
+    return HttpResponse(draw(diagram, "svg"), content_type=_SVG)
+
+
+_REMOVE = {
+    "upstream": fields.Id(required=True, help_text="the id of a task"),
+    "reason": fields.Text(required=False, allow_blank=True, help_text="Why; kept with the name."),
+}
+
+
 def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Call:
     """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
     DurableTasksError.
@@ -455,12 +490,8 @@ _bulk = partial(
 class OneTaskMixin(ApiViewSet):
     """Finds the task of an address."""
 
-    singular, plural = "Task", "Tasks"
     answer = TaskAnswer
-    reads = ("task",)
     version = "epoch"
-    lookup_url_kwarg = "task_id"
-    lookup_value_converter = "uuid"
 
     def page_of_task(self, answer: type[Answer]) -> Response:
         """Return a page of the rows of the task."""
@@ -609,6 +640,63 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     def executions(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the attempts that have ended, the newest first."""
         return self.page_of_task(ExecutionAnswer)
+
+    # The tasks connected with a task.
+
+    def _graph(self) -> Diagram:
+        return graph_data.around(self.find(), NEAR)
+
+    @endpoint("dependencies", answer=GraphAnswer)
+    def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Return the tasks connected with this one, at most 1,000, the nearest first."""
+        return Response(graph_json(self._graph()))
+
+    @dependencies.mapping.post
+    @endpoint(
+        id="addTaskDependency",
+        scope=ApiScope.OPERATE,
+        operations=(graph_operations.add_edge,),
+        body=body_of("AddDependencyBody", graph_operations.add_edge),
+        answer=GraphAnswer,
+    )
+    def add_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Let the task, which has not started, wait for another one."""
+        return self._with_upstream(self.valid(), graph_operations.add_edge)
+
+    @dependencies.mapping.delete
+    @endpoint(
+        id="removeTaskDependency",
+        scope=ApiScope.OPERATE,
+        operations=(graph_operations.remove_edge,),
+        filters=_REMOVE,
+        answer=GraphAnswer,
+    )
+    def remove_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
+        """Let the task no longer wait for the task ``upstream``."""
+        given = self.query()
+        given["reason"] = given.get("reason", "")[:REASON_MAX]
+        return self._with_upstream(given, graph_operations.remove_edge)
+
+    def _with_upstream(self, given: Mapping[str, Any], operation: Operation) -> Response:
+        def act() -> StoredAnswer:
+            row = self.find()
+            upstream = self.rows().filter(pk=given["upstream"]).first()
+            if upstream is None:
+                reason = ("is the id of no task", "unknown_task")
+                if operation is graph_operations.remove_edge:
+                    raise invalid_parameter("upstream", *reason, problems.INVALID)
+                raise invalid_field("#/upstream", *reason)
+            done = perform(operation, row, self.caller, {**given, "upstream": upstream})
+            if not done.changed and operation is graph_operations.remove_edge:
+                raise refused(row)
+            return StoredAnswer(200, graph_json(self._graph()))
+
+        return self.write(act)
+
+    @endpoint("dependencies.svg", media_types=IMAGES)
+    def image(self, request: Request, task_id: uuid.UUID) -> HttpResponse:
+        """Return the drawing of the tasks connected with a task."""
+        return graph_image(self._graph())
 
     # Many tasks at once.
 
@@ -781,12 +869,8 @@ def _refused(index: int, problem: Problem) -> dict[str, Any]:
 class OperationViewSet(ReadMixin, ApiViewSet):
     """The operations on many tasks of the last 30 days."""
 
-    singular, plural = "Operation", "Operations"
+    singular, noun = "Operation", "operation"
     answer = OperationAnswer
-    reads = ("bulkoperation",)
-    noun = "operation"
-    lookup_url_kwarg = "operation_id"
-    lookup_value_converter = "uuid"
 
     def rows(self) -> QuerySet[Any]:
         """Return the operations with their tasks."""
@@ -815,12 +899,9 @@ class DeadLetterAnswer(Answer):
 class DeadLetterViewSet(OperationsMixin, ReadMixin):
     """The dead letters of the tenant."""
 
-    singular, plural = "DeadLetter", "DeadLetters"
     answer = DeadLetterAnswer
-    reads = ("deadletter",)
     version = "pk"
     lookup_url_kwarg = "letter_id"
-    lookup_value_converter = "int"
     targets = (Target.DEAD_LETTERS,)
 
     @endpoint(

@@ -31,9 +31,7 @@ class TenantAnswer(Answer):
 class TenantViewSet(ApiViewSet):
     """The tenant of the key, or the tenants that a staff user may choose."""
 
-    plural = "Tenants"
     answer = TenantAnswer
-    reads = ("tenant",)
     order = "slug"
 
     @endpoint(is_list=True)
@@ -62,7 +60,7 @@ class KeyAnswer(Answer):
 class KeyViewSet(ApiViewSet):
     """Who sends the request, and what it may do."""
 
-    singular = "Key"
+    singular, plural = "Key", ""
     answer = KeyAnswer
     reads = ("tenant",)
 
@@ -138,7 +136,6 @@ class AuditViewSet(ApiViewSet):
 
     plural = "AuditEntries"
     answer = AuditAnswer
-    reads = ("auditentry",)
 
     @endpoint(
         is_list=True,

@@ -16,7 +16,7 @@ from django_durable_tasks.contrib.api.operations import OperationsMixin, add_ope
 
 app_name = "durable-api"
 _RESOURCES: tuple[tuple[str, str, Any], ...] = (
-    ("tasks", "task", workflows.GraphTaskViewSet),
+    ("tasks", "task", tasks.TaskViewSet),
     ("recurring-tasks", "recurring-task", schedules.RecurringTaskViewSet),
     ("workflows", "workflow", workflows.WorkflowViewSet),
     ("dead-letters", "dead-letter", tasks.DeadLetterViewSet),

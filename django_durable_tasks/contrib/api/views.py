@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from django.core.signals import got_request_exception
 from django.db import connections, transaction
-from django.db.models import QuerySet
+from django.db.models import QuerySet, UUIDField
 from django.http import HttpRequest
 from django.urls import reverse
 from rest_framework.authentication import BaseAuthentication
@@ -159,9 +159,10 @@ class ApiViewSet(GenericViewSet[Any]):
     """One resource. The settings of the project's own REST framework do not apply to it.
 
     ``singular`` and ``plural`` are its names in operation ids. ``answer`` shows a row; ``reads``
-    are the models that a staff user must be permitted to view. ``is_shared``: all tenants share
-    it, so that a staff user who is limited to tenants is refused. ``order`` is the unique column
-    by which a list is ordered, and ``version`` the attribute with the number of an ETag.
+    are the models that a staff user must be permitted to view. These and the id in addresses are
+    by default those of the model of the answer. ``is_shared``: all tenants share it, so that a
+    staff user who is limited to tenants is refused. ``order`` is the unique column by which a list
+    is ordered, and ``version`` the attribute with the number of an ETag.
     """
 
     authentication_classes: Sequence[type[BaseAuthentication]] = (
@@ -189,6 +190,21 @@ class ApiViewSet(GenericViewSet[Any]):
     order: ClassVar[str] = "pk"
     version: ClassVar[str] = "revision"
     rate: RateDecision | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Derive from the model of the answer what a viewset with an answer of its own does not
+        define.
+        """
+        super().__init_subclass__(**options)
+        model: Any = cls.answer.Meta.model
+        if "answer" not in vars(cls) or model is None:
+            return
+        cls.singular = vars(cls).get("singular", model.__name__)
+        cls.plural = vars(cls).get("plural", f"{cls.singular}s")
+        cls.reads = vars(cls).get("reads", (model._meta.label_lower,))
+        words = re.sub("(?<!^)(?=[A-Z])", "_", cls.singular).lower()
+        cls.lookup_url_kwarg = vars(cls).get("lookup_url_kwarg", f"{words}_id")
+        cls.lookup_value_converter = "uuid" if isinstance(model._meta.pk, UUIDField) else "int"
 
     @classmethod
     def as_view(cls, actions: Any = None, **initkwargs: Any) -> Any:

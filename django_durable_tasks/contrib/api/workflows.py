@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse
-from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -17,32 +15,32 @@ from django_durable_tasks.choices import OnUpstreamFailure, TargetType
 from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.operations import (
-    REASON_MAX,
     OperationsMixin,
-    body_of,
-    perform,
-    refused,
 )
-from django_durable_tasks.contrib.api.problems import INVALID, invalid_field, invalid_parameter
+from django_durable_tasks.contrib.api.problems import invalid_field
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import call_of, check_queue, refuse_masks
-from django_durable_tasks.contrib.api.tasks import TaskOptions, TaskViewSet
+from django_durable_tasks.contrib.api.tasks import (
+    IMAGES,
+    GraphAnswer,
+    TaskOptions,
+    graph_image,
+    graph_json,
+)
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.dependencies.joins import needed_of
 from django_durable_tasks.dependencies.references import MARK
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import WorkflowRun
-from django_durable_tasks.operations.operation import Operation, OperationResult, Target
+from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.options import COUNTS, CallOptions, call_options
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
 from django_durable_tasks.tenants.quotas import charge_open_tasks, check_payload
 from django_durable_tasks.tenants.values import ApiScope
 from django_durable_tasks.workflows import Workflow, graph_data
-from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.builder import Step
-from django_durable_tasks.workflows.diagrams import Diagram, draw
 
 # Builds workflows from the bodies of requests.
 #
@@ -229,35 +227,11 @@ class WorkflowAnswer(Answer):
         )
 
 
-class GraphAnswer(Answer):
-    """Tasks and the dependencies between them."""
-
-    nodes = serializers.ListField(child=fields.JsonObject())
-    edges = serializers.ListField(child=fields.JsonObject())
-
-
-_SVG = "image/svg+xml"
-_IMAGES = (_SVG, "image/*")
-# Tasks of a drawing, the nearest ones first.
-NEAR = 1_000
-
-
-def _json(diagram: Diagram) -> Any:
-    return json.loads(draw(diagram, "json"))
-
-
-def _image(diagram: Diagram) -> HttpResponse:
-    return HttpResponse(draw(diagram, "svg"), content_type=_SVG)
-
-
 class WorkflowViewSet(OperationsMixin, ReadMixin):
     """The workflow runs of the tenant, the newest first."""
 
-    singular, plural, noun = "Workflow", "Workflows", "workflow"
+    singular, noun = "Workflow", "workflow"
     answer = WorkflowAnswer
-    reads = ("workflowrun",)
-    lookup_url_kwarg = "workflow_id"
-    lookup_value_converter = "uuid"
     targets = (Target.WORKFLOW,)
 
     def version_of(self, row: WorkflowRun) -> int:
@@ -296,78 +270,13 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
     @endpoint("graph", reads=("workflowrun", "task"), answer=GraphAnswer)
     def graph(self, request: Request, workflow_id: uuid.UUID) -> Response:
         """Return the tasks and dependencies of a workflow run as JSON."""
-        return Response(_json(graph_data.of_run(self.find())))
+        return Response(graph_json(graph_data.of_run(self.find())))
 
     @endpoint(
         "graph.svg",
         reads=("workflowrun", "task"),
-        media_types=_IMAGES,
+        media_types=IMAGES,
     )
     def image(self, request: Request, workflow_id: uuid.UUID) -> HttpResponse:
         """Return the drawing of a workflow run."""
-        return _image(graph_data.of_run(self.find()))
-
-
-_REMOVE = {
-    "upstream": fields.Id(required=True, help_text="the id of a task"),
-    "reason": fields.Text(required=False, allow_blank=True, help_text="Why; kept with the name."),
-}
-
-
-class GraphTaskViewSet(TaskViewSet):
-    """Tasks with their dependencies."""
-
-    def _graph(self) -> Diagram:
-        return graph_data.around(self.find(), NEAR)
-
-    @endpoint("dependencies", answer=GraphAnswer)
-    def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
-        """Return the tasks connected with this one, at most 1,000, the nearest first."""
-        return Response(_json(self._graph()))
-
-    @dependencies.mapping.post
-    @endpoint(
-        id="addTaskDependency",
-        scope=ApiScope.OPERATE,
-        operations=(graph_operations.add_edge,),
-        body=body_of("AddDependencyBody", graph_operations.add_edge),
-        answer=GraphAnswer,
-    )
-    def add_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
-        """Let the task, which has not started, wait for another one."""
-        return self._changed(self.valid(), graph_operations.add_edge)
-
-    @dependencies.mapping.delete
-    @endpoint(
-        id="removeTaskDependency",
-        scope=ApiScope.OPERATE,
-        operations=(graph_operations.remove_edge,),
-        filters=_REMOVE,
-        answer=GraphAnswer,
-    )
-    def remove_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
-        """Let the task no longer wait for the task ``upstream``."""
-        given = self.query()
-        given["reason"] = given.get("reason", "")[:REASON_MAX]
-        return self._changed(given, graph_operations.remove_edge)
-
-    def _changed(self, given: Mapping[str, Any], operation: Operation) -> Response:
-        def act() -> StoredAnswer:
-            row = self.find()
-            upstream = self.rows().filter(pk=given["upstream"]).first()
-            if upstream is None:
-                reason = ("is the id of no task", "unknown_task")
-                if operation is graph_operations.remove_edge:
-                    raise invalid_parameter("upstream", *reason, INVALID)
-                raise invalid_field("#/upstream", *reason)
-            done = perform(operation, row, self.caller, {**given, "upstream": upstream})
-            if not done.changed and operation is graph_operations.remove_edge:
-                raise refused(row)
-            return StoredAnswer(200, _json(self._graph()))
-
-        return self.write(act)
-
-    @endpoint("dependencies.svg", media_types=_IMAGES)
-    def image(self, request: Request, task_id: uuid.UUID) -> HttpResponse:
-        """Return the drawing of the tasks connected with a task."""
-        return _image(self._graph())
+        return graph_image(graph_data.of_run(self.find()))
