@@ -82,6 +82,31 @@ def filled(address: str, ids: dict[str, Any]) -> str:
     return f"/{address}{query}"
 
 
+_SCOPES = (
+    ("queues scheduler/status", "GET POST", "queues"),
+    ("metrics", "GET", "metrics"),
+    ("", "GET", "read"),
+    ("recurring-tasks calendars", "POST PATCH DELETE", "schedules"),
+    ("notification-settings", "POST PATCH DELETE", "notifications"),
+    ("tasks/<uuid:task_id>/force-", "POST", "force"),
+    ("tasks/<uuid:task_id> tasks/bulk-", "POST PATCH DELETE", "operate"),
+    ("workflows/<uuid:workflow_id> dead-letters", "POST", "operate"),
+    ("tasks workflows", "POST", "create"),
+)
+"""The scope of each endpoint as the reference documents it: the beginnings of addresses, the
+methods, and the scope. The first line that fits counts.
+"""
+
+
+def scope_of(address: str, method: str) -> str:
+    """Return the scope that an endpoint needs."""
+    return next(
+        scope
+        for beginnings, methods, scope in _SCOPES
+        if method in methods.split() and address.startswith(tuple(beginnings.split()) or "")
+    )
+
+
 _QUERIES = {
     "recurring-tasks/<uuid:recurring_task_id>/explain": "?at=2027-01-01T00:00:00Z",
     "signing-secret": "?url=https://example.com/hook",

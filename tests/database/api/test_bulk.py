@@ -249,12 +249,6 @@ def test_an_operation_performs_its_steps_in_a_worker(acme: ApiClient) -> None:
     assert (shown["state"], shown["changed"]) == ("DONE", 3)
 
 
-def test_a_key_without_the_scope_starts_no_operation(acme: ApiClient) -> None:
-    client = a_client(acme.tenant, "read", "create")
-    for path in ("/tasks/bulk-cancel", "/tasks/bulk-replay"):
-        assert client.post(path, {}).status_code == 403
-
-
 def test_a_task_performs_no_operation_of_another_tenant(acme: ApiClient, globex: ApiClient) -> None:
     waiting = many_tasks(2, tenant=globex.tenant)
     operation = bulk_operations.start(globex.tenant, BulkKind.CANCEL, TaskFilter())

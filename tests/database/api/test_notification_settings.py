@@ -10,7 +10,7 @@ from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import Task
 from django_durable_tasks.task_names import NOTIFICATION_TASK
-from tests.database.api.client import SETTINGS, ApiClient, a_client, pointers
+from tests.database.api.client import SETTINGS, ApiClient, pointers
 
 pytestmark = pytest.mark.django_db
 SECRET = "https://hooks.slack.com/services/T00/B00/hunter2"
@@ -117,19 +117,6 @@ def test_a_test_message_is_a_task(acme: ApiClient) -> None:
     assert answer.status_code == 200, answer.content
     task = Task.objects.get(name=NOTIFICATION_TASK)
     assert (answer.json()["task_id"], task.tenant_id) == (str(task.pk), acme.tenant.pk)
-
-
-def test_changes_need_their_own_scope(acme: ApiClient) -> None:
-    path = acme.post("/notification-settings", EMAIL).headers["Location"]
-    reader = a_client(acme.tenant, "read", "create", "operate", "schedules")
-    assert reader.get(path).status_code == 200
-    for answer in (
-        reader.post("/notification-settings", EMAIL),
-        reader.patch(path, {"enabled": False}, If_Match="*"),
-        reader.delete(path),
-        reader.post(f"{path}/test"),
-    ):
-        assert answer.status_code == 403
 
 
 def test_nothing_answers_while_notifications_are_off(acme: ApiClient, settings: Any) -> None:

@@ -14,7 +14,7 @@ from django_durable_tasks import Workflow, process_state
 from django_durable_tasks.contrib.api.scheduler import RecentHealth
 from django_durable_tasks.contrib.notifications.models import Alert
 from django_durable_tasks.models import Calendar, QueueControl, SchedulerLease, Task
-from tests.database.api.client import ApiClient, a_client, call, pointers
+from tests.database.api.client import ApiClient, call, pointers
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task, many_tasks
 from tests.project.tasks import noop
@@ -73,7 +73,7 @@ def test_dependencies_are_added_shown_and_removed(acme: ApiClient, globex: ApiCl
     assert acme.get(f"{path}.svg", Accept="image/svg+xml").content.startswith(b"<svg")
 
 
-def test_queues_are_paused_and_resumed_with_their_own_scope(acme: ApiClient) -> None:
+def test_queues_are_paused_and_resumed(acme: ApiClient) -> None:
     assert (
         acme.post("/queues/mail/pause", {"reason": "move"})
         .json()["paused_by"]
@@ -83,8 +83,6 @@ def test_queues_are_paused_and_resumed_with_their_own_scope(acme: ApiClient) -> 
     assert [row["queue"] for row in acme.get("/queues").json()["data"]] == ["mail"]
     assert acme.post("/queues/mail/resume").json()["paused_at"] is None
     assert acme.post("/queues/a queue/pause").status_code == 404
-    operator = a_client(acme.tenant, "read", "create", "operate", "force", "schedules")
-    assert operator.get("/queues").status_code == 403
 
 
 def test_calendars_are_created_changed_and_deleted(acme: ApiClient) -> None:
@@ -161,7 +159,6 @@ def test_the_status_of_the_scheduler_counts_endings_and_names_nodes(acme: ApiCli
     found = acme.get("/scheduler/status").json()
     assert (found["completed_24h"], found["failed_24h"], found["running"]) == (2, 1, 1)
     assert [one["name"] for one in found["nodes"]] == [node.name]
-    assert a_client(acme.tenant, "read").get("/scheduler/status").status_code == 403
 
 
 def test_the_open_alerts_are_in_the_status(acme: ApiClient) -> None:

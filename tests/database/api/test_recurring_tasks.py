@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks.models import RecurringTask, Task
-from tests.database.api.client import ADD, ApiClient, a_client, pointers
+from tests.database.api.client import ADD, ApiClient, pointers
 
 pytestmark = pytest.mark.django_db
 
@@ -144,11 +144,3 @@ def test_the_next_fire_times_are_shown(acme: ApiClient) -> None:
     data = acme.get(f"{path}/preview?limit=3").json()["data"]
     assert len(data) == 3
     assert data[0]["nominal"] < data[1]["nominal"]
-
-
-def test_changing_a_recurring_task_needs_its_scope(acme: ApiClient) -> None:
-    path = _created(acme).headers["Location"]
-    reader = a_client(acme.tenant, "read", "operate")
-    assert reader.get(path).status_code == 200
-    assert reader.post(f"{path}/pause").status_code == 403
-    assert reader.post("/recurring-tasks", _body(name="x")).status_code == 403
