@@ -22,11 +22,9 @@ from django_durable_tasks.contrib.api.problems import Problem, invalid_field, re
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
 from django_durable_tasks.contrib.api.targets import (
     TargetCall,
-    arguments_in,
-    call_of,
     check_queue,
     edited_arguments,
-    refuse_masks,
+    target_of,
 )
 from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidSchedule
@@ -41,7 +39,7 @@ from django_durable_tasks.schedules.options import API, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.store import tables
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
-from django_durable_tasks.tenants.quotas import charge, check_payload
+from django_durable_tasks.tenants.quotas import charge
 from django_durable_tasks.tenants.values import ApiScope
 
 # Characters of a cron expression and of an RRULE, and times of `at`: a bound for their parsers.
@@ -194,11 +192,8 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     @endpoint(scope=ApiScope.SCHEDULES, body=NewScheduleBody)
     def create(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
-        given, tenant = self.valid(), self.caller.tenant
-        check_payload(tenant, arguments_in(given))
-        check_queue(given, tenant)
-        refuse_masks(given["target_config"])
-        target = call_of(given["target_type"], given["target_config"], tenant)
+        given = self.valid()
+        target = target_of(given, self.caller.tenant)
 
         def act() -> StoredAnswer:
             with errors_of_timetable(given):

@@ -5,7 +5,7 @@ arguments of a registered task.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -37,6 +37,27 @@ class TargetCall:
     registered: Registered
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+
+def target_of(
+    given: Mapping[str, Any],
+    tenant: Tenant,
+    pointer: str = "#",
+    resolved: Callable[[Any, str], Any] | None = None,
+) -> TargetCall:
+    """Return the call of a new object with these validated fields. ``pointer`` is the place of the
+    object. ``resolved`` replaces the references in a ``target_config`` at a place.
+
+    Raises Problem, PayloadTooLarge or InvalidTarget.
+    """
+    # First, because the other checks read each value of a body that the quota may refuse.
+    check_payload(tenant, arguments_in(given))
+    config, place = given["target_config"], f"{pointer}/target_config"
+    if resolved is not None:
+        config = resolved(config, place)
+    refuse_masks(config, place)
+    check_queue(given, tenant, pointer)
+    return call_of(given["target_type"], config, tenant, pointer)
 
 
 def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> TargetCall:

@@ -40,13 +40,7 @@ from django_durable_tasks.contrib.api.problems import (
     problem_of,
 )
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
-from django_durable_tasks.contrib.api.targets import (
-    arguments_in,
-    call_of,
-    check_queue,
-    edited_arguments,
-    refuse_masks,
-)
+from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
 from django_durable_tasks.contrib.api.views import (
     LIMITS,
     ApiViewSet,
@@ -85,7 +79,6 @@ from django_durable_tasks.tenants.idempotent_requests import (
 from django_durable_tasks.tenants.quotas import (
     charge_open_tasks,
     charge_some_open_tasks,
-    check_payload,
     open_tasks,
     quota_of_open_tasks,
 )
@@ -464,11 +457,7 @@ def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Ca
     """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
     DurableTasksError.
     """
-    # First, because the other checks read each value of a body that the quota may refuse.
-    check_payload(caller.tenant, arguments_in(given))
-    refuse_masks(given["target_config"], f"{pointer}/target_config")
-    target = call_of(given["target_type"], given["target_config"], caller.tenant, pointer)
-    check_queue(given, caller.tenant, pointer)
+    target = target_of(given, caller.tenant, pointer)
     options = {name: value for name, value in given.items() if name in _CALL_OPTIONS}
     if "delay" in given:
         options["run_at"] = estimated_now() + timedelta(seconds=given["delay"])

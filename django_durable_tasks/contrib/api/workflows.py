@@ -19,7 +19,7 @@ from django_durable_tasks.contrib.api.operations import (
 )
 from django_durable_tasks.contrib.api.problems import invalid_field
 from django_durable_tasks.contrib.api.serializers import Answer, Body
-from django_durable_tasks.contrib.api.targets import call_of, check_queue, refuse_masks
+from django_durable_tasks.contrib.api.targets import target_of
 from django_durable_tasks.contrib.api.tasks import (
     IMAGES,
     GraphAnswer,
@@ -37,7 +37,7 @@ from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.options import COUNTS, CallOptions, call_options
 from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
-from django_durable_tasks.tenants.quotas import charge_open_tasks, check_payload
+from django_durable_tasks.tenants.quotas import charge_open_tasks
 from django_durable_tasks.tenants.values import ApiScope
 from django_durable_tasks.workflows import Workflow, graph_data
 from django_durable_tasks.workflows.builder import Step
@@ -146,12 +146,9 @@ def _added(
     caller: Caller,
     pointer: str,
 ) -> Step:
-    place = f"{pointer}/target_config"
-    check_payload(caller.tenant, given["target_config"])
-    config = _resolved(given["target_config"], steps, place)
-    refuse_masks(config, place)
-    target = call_of(given["target_type"], config, caller.tenant, pointer)
-    check_queue(given, caller.tenant, pointer)
+    target = target_of(
+        given, caller.tenant, pointer, lambda config, place: _resolved(config, steps, place)
+    )
     options = {name: given[name] for name in StepBody.Meta.options if name in given}
     return flow.add_call(
         _TaskWithOptions(target.registered, call_options(CallOptions(), options)),

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Task, Tenant
 from django_durable_tasks.tenants import quotas
-from tests.database.api.client import ADD, ApiClient, call
+from tests.database.api.client import ADD, ApiClient, call, pointers
 from tests.factories import many_tasks
 from tests.project.tasks import noop
 
@@ -122,6 +122,17 @@ def test_arguments_above_the_quota_of_bytes_are_refused_in_every_write(acme: Api
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["code"] == "too_large"
         assert "200" in answer.json()["detail"]
+
+
+def test_the_name_of_a_task_does_not_count_for_the_quota_of_bytes(acme: ApiClient) -> None:
+    target = {"task": ADD, "args": [1, 2]}
+    allow(acme, payload_bytes=len("[[1,2],{}]"))
+    assert acme.post("/tasks", {"target_config": target}).status_code == 201
+    flow = {"name": "flow", "steps": [{"step": "one", "target_config": target}]}
+    assert acme.post("/workflows", flow).status_code == 201
+    target["args"] = [1, 20]
+    answer = acme.post("/workflows", flow)
+    assert (answer.status_code, pointers(answer)) == (422, ["#/steps/0"])
 
 
 def test_a_dry_run_is_charged_and_takes_no_place(acme: ApiClient) -> None:
