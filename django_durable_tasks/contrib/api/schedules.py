@@ -226,26 +226,23 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     @endpoint(scope=ApiScope.SCHEDULES, body=ScheduleEditBody)
     def partial_update(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Change the recurring task; only times after now fire."""
-        valid, tenant = self.valid(partial=True), self.caller.tenant
-        check_queue(valid, tenant)
+        tenant = self.caller.tenant
 
-        def act() -> StoredAnswer:
-            row = self.find(lock=True)
-            self.require_version(row)
-            keywords = options_of(valid)
-            if "target_config" in valid:
-                config = valid["target_config"]
+        def change(row: RecurringTask, given: dict[str, Any]) -> None:
+            check_queue(given, tenant)
+            keywords = options_of(given)
+            if "target_config" in given:
+                config = given["target_config"]
                 keywords |= edited_arguments(row.task, row, config, self.caller)
-            with errors_of_timetable(valid):
+            with errors_of_timetable(given):
                 RecurringTask.objects.upsert(
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords
                 )
-                changed = self.find()
-                if _TIMES & valid.keys():
+                if _TIMES & given.keys():
+                    changed = self.find()
                     check_runs_per_day(tenant, agenda_of(changed), changed.watermark_at)
-            return self.changed(changed)
 
-        return self.write(act, self.before)
+        return self.edit_with(change, lock=True)
 
     @endpoint(scope=ApiScope.SCHEDULES, operations=(lifecycle.cancel,))
     def destroy(self, request: Request, recurring_task_id: uuid.UUID) -> Response:

@@ -35,11 +35,11 @@ class Body(_Serializer):
     """A JSON object; unknown fields are refused with the most similar known one."""
 
     @classmethod
-    def valid(cls, data: Any, *, partial: bool = False, briefly: bool = False) -> Any:
-        """Return the values of the given fields; raises ValidationError. With ``partial`` no field
-        is required. With ``briefly``, one unknown field is named, without a hint.
+    def valid(cls, data: Any, *, briefly: bool = False) -> Any:
+        """Return the values of the given fields; raises ValidationError. With ``briefly``, one
+        unknown field is named, without a hint.
         """
-        reader = _reader(cls, partial)
+        reader = _reader(cls)
         if briefly and isinstance(data, Mapping):
             for name in data:
                 if name not in reader.names:
@@ -70,12 +70,12 @@ class Body(_Serializer):
 
 
 @functools.cache
-def _reader(body: type[Body], partial: bool) -> Body:
+def _reader(body: type[Body]) -> Body:
     """Return an instance that validates bodies and keeps no state of them.
 
     Making its fields takes longer than validating a body.
     """
-    return body(partial=partial)
+    return body()
 
 
 def unknown_field(name: str, known: set[str]) -> Any:

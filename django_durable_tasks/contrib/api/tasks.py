@@ -513,7 +513,11 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     }
 
     def show(self, row: Task, caller: Caller, included: Sequence[str] = ()) -> dict[str, Any]:
-        """Return a task as JSON values, with the fields that ``included`` names."""
+        """Return a task as JSON values, with the fields that ``included`` names, and after an edit
+        with ``target_config``.
+        """
+        if self.action == "partial_update":
+            included = ("target_config",)
         without = [name for name in INCLUDED if name not in included]
         found: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
         return found
@@ -578,24 +582,16 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     @endpoint(scope=ApiScope.OPERATE, operations=(operator_actions.edit,), body=TaskEditBody)
     def partial_update(self, request: Request, task_id: uuid.UUID) -> Response:
         """Edit a task that has not started."""
-        valid, caller = self.valid(), self.caller
-        check_queue(valid, caller.tenant)
-        included = ("target_config",)
+        edit = operator_actions.edit
 
-        def act() -> StoredAnswer:
-            row = self.find(lock=True)
-            self.require_version(row)
-            changes = self.prepared(operator_actions.edit, row, valid)
-            done = perform(
-                operator_actions.edit, self.subject(operator_actions.edit, row), caller, changes
-            )
+        def change(row: Task, given: dict[str, Any]) -> None:
+            check_queue(given, self.caller.tenant)
+            changes = self.prepared(edit, row, given)
+            done = perform(edit, self.subject(edit, row), self.caller, changes)
             if not done.changed:
                 raise refused(row)
-            edited = self.find()
-            shown = self.show(edited, caller.without_secrets(), included)
-            return StoredAnswer(200, shown, {"ETag": self.tag_of(edited, shown)})
 
-        return self.write(act, lambda: self.show(self.find(), caller.without_secrets(), included))
+        return self.edit_with(change, lock=True)
 
     def chosen(self, operation: Operation, row: Task, given: Mapping[str, Any]) -> Operation:
         """Replay what has ended instead of a retry, and with edited arguments if there are any."""

@@ -357,10 +357,10 @@ class ApiViewSet(GenericViewSet[Any]):
             raise Problem(problems.INVALID, "The body is no JSON object.", [part])
         return data
 
-    def valid(self, *, partial: bool = False) -> dict[str, Any]:
+    def valid(self) -> dict[str, Any]:
         """Return the validated body of the action; raises Problem or ValidationError."""
         needs: Any = self.endpoint
-        found: dict[str, Any] = needs.body.valid(self.body(), partial=partial)
+        found: dict[str, Any] = needs.body.valid(self.body())
         return found
 
     def charge_items(self, number: int) -> None:
@@ -501,14 +501,16 @@ class ApiViewSet(GenericViewSet[Any]):
         """Return the object of the address as a write shows it, for a dry run."""
         return self.show(self.find(), self.caller.without_secrets())
 
-    def edit_with(self, change: Callable[[Any, dict[str, Any]], Any]) -> Response:
+    def edit_with(
+        self, change: Callable[[Any, dict[str, Any]], Any], *, lock: bool = False
+    ) -> Response:
         """Call ``change`` with the object of the address and the validated body, if the client has
-        the present version; return the changed object.
+        the present version; return the changed object. ``lock``: the object is locked before.
         """
         given = self.valid()
 
         def act() -> StoredAnswer:
-            row = self.find()
+            row = self.find(lock=lock)
             self.require_version(row)
             change(row, given)
             return self.changed(self.find())
