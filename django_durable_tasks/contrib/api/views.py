@@ -188,6 +188,7 @@ class ApiViewSet(GenericViewSet[Any]):
     reads: ClassVar[tuple[str, ...]] = ()
     is_shared: ClassVar[bool] = False
     order: ClassVar[str] = "pk"
+    lookup_value_converter: str = "int"
     version: ClassVar[str] = "revision"
     rate: RateDecision | None = None
 
