@@ -54,8 +54,8 @@ def new_key() -> tuple[int, dict[str, str]]:
     """Create a tenant with a key; return its id and the header with the key."""
     from django.utils import timezone
 
+    from django_durable_tasks.contrib.api import access
     from django_durable_tasks.models import Tenant
-    from django_durable_tasks.tenants import access
 
     tenant = Tenant.objects.create(slug=f"bench-{uuid.uuid4().hex[:12]}")
     issued = access.create_key(tenant, "benchmark", ["read", "create"], now=timezone.now())

@@ -1,48 +1,18 @@
-"""The durable tasks of the package that send no request of a user: bulk operations, ends of
-workflows, maps and plain Celery tasks.
-"""
+"""The durable tasks of the core: ends of workflows, maps and plain Celery tasks."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import context, plain_messages
 from django_durable_tasks.decorators import durable_task
-from django_durable_tasks.exceptions import (
-    DurableTasksError,
-    QuotaExceeded,
-)
-from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.task_names import (
-    BULK_OPERATION_TASK,
     PLAIN_CELERY_TASK,
 )
-from django_durable_tasks.tenants import bulk_operations, quotas
 from django_durable_tasks.workflows.builder import END, MAP, STARMAP
-
-# ``django_durable_tasks.bulk_operation`` performs an operation on many tasks of a tenant, step by
-# step.
-
-
-@durable_task(name=BULK_OPERATION_TASK, bind=True, backoff_max=300)
-def bulk_operation(self: Any, operation_id: str) -> dict[str, Any]:
-    """Perform the remaining steps; a cancellation takes effect between two steps."""
-    # Of the task's tenant only, so that a client cannot name the operation of another one.
-    tenant_id = self.durable.tenant.pk
-    while True:
-        self.durable.check()
-        try:
-            step = bulk_operations.advance(uuid.UUID(operation_id), tenant_id, now=estimated_now())
-        except QuotaExceeded as refused:
-            quotas.refused(tenant_id, refused.quota, str(refused))
-            raise
-        self.durable.progress(step.changed, step.matched, "changed tasks of those that match")
-        if step.is_last:
-            return {"matched": step.matched, "changed": step.changed, "failed": step.failed}
-
 
 # ``django_durable_tasks.end_of_workflow``: the last step of a sub-workflow. It runs when all other
 # tasks of the sub-workflow have ended, and tasks that depend on the sub-workflow depend on it.

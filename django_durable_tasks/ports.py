@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 
@@ -157,6 +158,34 @@ class Traces(Protocol):
         """Return the context manager of an attempt."""
 
 
+class OpenTaskQuota(Protocol):
+    """How many tasks a transaction may create for a tenant; ``limit`` is its quota."""
+
+    @property
+    def limit(self) -> int:
+        """The quota."""
+
+    def take(self) -> bool:
+        """Use up one creation; return False if none is left."""
+
+
+class Quotas(Protocol):
+    """The quotas of tenants for what schedules create, provided by ``contrib.api``."""
+
+    def runs_per_day(self, tenant: Any) -> int | None:
+        """Return how often a recurring task of the tenant may run in a day; None for any number."""
+
+    def admit_open_tasks(
+        self, wanted: Mapping[int, int], now: datetime
+    ) -> Mapping[int, OpenTaskQuota]:
+        """Charge up to ``wanted`` tasks, by tenant id, that this transaction will create; return
+        what is admitted of each tenant with a quota.
+        """
+
+    def refused(self, tenant_id: int, quota: str, detail: str) -> None:
+        """Send the signal ``quota_refused`` after the transaction."""
+
+
 class _Unbound:
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(
@@ -182,12 +211,20 @@ schedule_zone: ScheduleZone = _Unbound()
 apply_requests: ApplyRequests = _Unbound()
 traces: Traces | None = None
 """None unless TRACES is set."""
+quotas: Quotas | None = None
+"""None without ``contrib.api``."""
 
 
 def bind_traces(given: Traces | None) -> None:
     """Assign ``traces``; called in ``AppConfig.ready()``."""
     global traces
     traces = given
+
+
+def bind_quotas(given: Quotas) -> None:
+    """Assign ``quotas``; called in ``AppConfig.ready()``."""
+    global quotas
+    quotas = given
 
 
 def bind(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 HTTP_CALLBACK_TASK = "django_durable_tasks.http_callback"
 QUEUE_MESSAGE_TASK = "django_durable_tasks.queue_message"
-BULK_OPERATION_TASK = "django_durable_tasks.bulk_operation"
 
 
 NOTIFICATION_TASK = "django_durable_tasks.deliver_notification"

@@ -29,7 +29,7 @@ TABLE = (
     ("unit database crash_points", "states/"),
     (
         "unit database crash_points@postgresql smoke",
-        "limits/ dependencies/ targets/ tasks/ tenants/ schedules/",
+        "limits/ dependencies/ targets/ tasks/ schedules/",
     ),
     ("database crash_points@postgresql smoke", "cluster/"),
     ("unit database/verify broker@redis smoke", "contrib/verify/"),

@@ -20,6 +20,7 @@ INSTALLED_APPS = [
     "django_durable_tasks",
     "django_durable_tasks.contrib.metrics",
     "django_durable_tasks.contrib.verify",
+    "django_durable_tasks.contrib.api",
     "benchmarks.project",
 ]
 ROOT_URLCONF = "benchmarks.project.rest"

@@ -14,11 +14,10 @@ from django_durable_tasks.admin.execution_log import TaskExecutionLogAdmin
 from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
 from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
 from django_durable_tasks.admin.tasks import TaskAdmin
-from django_durable_tasks.admin.tenants import ApiKeyAdmin, TenantAdmin
+from django_durable_tasks.admin.tenants import TenantAdmin
 from django_durable_tasks.admin.workflow_runs import WorkflowRunAdmin
 
 __all__ = [
-    "ApiKeyAdmin",
     "AuditEntryAdmin",
     "CalendarAdmin",
     "DeadLetterAdmin",

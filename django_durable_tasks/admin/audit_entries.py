@@ -6,8 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.contrib.admin.templatetags.admin_urls import admin_urlname
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
@@ -15,18 +17,26 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.audit import OBJECT_TYPES, of_task
-from django_durable_tasks.models import AuditEntry, Task
+from django_durable_tasks.models import (
+    AuditEntry,
+    Calendar,
+    DeadLetter,
+    RecurringTask,
+    Task,
+    Tenant,
+    WorkflowRun,
+)
 from django_durable_tasks.operations.operation import OPERATIONS
 
-_PAGES = {
-    "task": "task",
-    "schedule": "recurringtask",
-    "workflow run": "workflowrun",
-    "dead letter": "deadletter",
-    "calendar": "calendar",
-    "tenant": "tenant",
-    "API key": "apikey",
+PAGES: dict[str, type[Model]] = {
+    "task": Task,
+    "schedule": RecurringTask,
+    "workflow run": WorkflowRun,
+    "dead letter": DeadLetter,
+    "calendar": Calendar,
+    "tenant": Tenant,
 }
+"""The models whose pages the entries link to, by the type of the object."""
 OTHERS = ("task.create", "schedule.create", "schedule.save", "schedule.change", "tenant.save")
 """Operations that are no entries of the registry."""
 
@@ -58,10 +68,11 @@ def object_link(entry: AuditEntry) -> SafeString | str:
     if not entry.object_id:
         return f"{entry.count} × {entry.object_type}"
     text = f"{entry.object_type} {entry.object_id}"
-    page = _PAGES.get(entry.object_type)
-    if page is None or entry.after == {}:
+    model = PAGES.get(entry.object_type)
+    if model is None or entry.after == {}:
         return text
-    return display.link(display.page_of(page, entry.object_id), text)
+    address = reverse(admin_urlname(model._meta, SafeString("change")), args=[entry.object_id])
+    return display.link(address, text)
 
 
 def history_of(task: Task) -> SafeString | str:

@@ -40,7 +40,6 @@ from django_durable_tasks.store.connections import on_sqlite
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK
 from django_durable_tasks.tasks.options import TaskOptions, checked_defaults, task_options
-from django_durable_tasks.tenants.values import quotas_of
 
 # The system check of ``settings.DURABLE_TASKS``, and helpers with which other checks read it.
 
@@ -70,13 +69,6 @@ def _check_http_allow(settings: Settings) -> None:
         raise InvalidSetting(f"DURABLE_TASKS['HTTP_ALLOW']: {invalid}") from None
 
 
-def _check_quotas() -> None:
-    try:
-        quotas_of(conf.quotas())
-    except InvalidOption as invalid:
-        raise InvalidSetting(f"DURABLE_TASKS['QUOTAS']: {invalid}") from None
-
-
 def _check_watchdog(settings: Settings) -> None:
     if settings.WATCHDOG_URL is None:
         return
@@ -88,6 +80,7 @@ def _check_watchdog(settings: Settings) -> None:
 
 
 _NEEDED_APPS = {
+    "django_durable_tasks.contrib.api": ("API", "QUOTAS"),
     "django_durable_tasks.contrib.metrics": ("METRICS", "TRACES"),
     "django_durable_tasks.contrib.notifications": ("NOTIFICATIONS", "WATCHDOG_URL"),
 }
@@ -103,7 +96,6 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         config.coded()
         _check_task_defaults(settings)
         _check_http_allow(settings)
-        _check_quotas()
         _check_watchdog(settings)
         if not isinstance(settings.ENCRYPTION_KEYS, str):  # a function may need the network
             current_key_id()

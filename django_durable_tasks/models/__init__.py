@@ -20,8 +20,6 @@ from django_durable_tasks.models.schedules import (
     RecurringTask,
 )
 from django_durable_tasks.models.tasks import (
-    BulkKind,
-    BulkOperation,
     DeadLetter,
     RequestKind,
     Task,
@@ -30,28 +28,19 @@ from django_durable_tasks.models.tasks import (
 )
 from django_durable_tasks.models.tenants import (
     DEFAULT_TENANT_ID,
-    ApiKey,
-    IdempotentRequest,
-    StaffTenant,
     Tenant,
-    TenantQuota,
-    TenantRequests,
 )
 from django_durable_tasks.models.workflows import EndingEvent, TaskDependency, WorkflowRun
 
 __all__ = [
     "DEFAULT_TENANT_ID",
-    "ApiKey",
     "AuditEntry",
     "BatchMessage",
-    "BulkKind",
-    "BulkOperation",
     "Calendar",
     "CalendarDay",
     "DayKind",
     "DeadLetter",
     "EndingEvent",
-    "IdempotentRequest",
     "Limit",
     "LimitBucket",
     "Node",
@@ -63,13 +52,10 @@ __all__ = [
     "RequestKind",
     "SchedulerLease",
     "SpecialDay",
-    "StaffTenant",
     "Task",
     "TaskDependency",
     "TaskExecutionLog",
     "TaskRequest",
     "Tenant",
-    "TenantQuota",
-    "TenantRequests",
     "WorkflowRun",
 ]

@@ -36,8 +36,6 @@ from django_durable_tasks.states.demand import shards_of
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import operator_actions, requests, retention
-from django_durable_tasks.tenants.bulk_operations import prune_operations
-from django_durable_tasks.tenants.idempotent_requests import prune_requests
 from django_durable_tasks.workflows import runs, start
 
 # The type of a maintenance job, and the time slice of jobs that work in batches.
@@ -250,8 +248,7 @@ def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
     return _for_one_slice(lambda: start.finish_starts(now, settings().BATCH_SIZE))
 
 
-# Job: delete ended tasks, ledger entries, limit buckets, answers of the API, bulk operations and
-# audit entries after their retention.
+# Job: delete ended tasks, ledger entries, limit buckets and audit entries after their retention.
 #
 # Pruning competes with starting tasks for the database: it works in short slices of small batches,
 # and pauses three times as long as a slice took.
@@ -284,8 +281,6 @@ class Prune:
                     prune_ledger,
                     prune_ended,
                     retention.prune_buckets,
-                    prune_requests,
-                    prune_operations,
                     prune_audit,
                 )
             )

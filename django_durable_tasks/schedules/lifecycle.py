@@ -50,7 +50,6 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.tasks.explanations import comment
-from django_durable_tasks.tenants.quotas import tenant_quotas
 
 # Resolves an instant in whole seconds, as users enter it, to the exact fire time within that
 # second.
@@ -724,7 +723,7 @@ def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
     Looks at two days: that from the first run after ``after``, which may be a part of a day on
     which the timetable fires, and that from the first run after it.
     """
-    most = tenant_quotas(tenant).runs_per_day
+    most = None if ports.quotas is None else ports.quotas.runs_per_day(tenant)
     if most is None:
         return
     for _day in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -25,6 +25,7 @@ from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.limits import config
 from django_durable_tasks.limits.scopes import Open
 from django_durable_tasks.models.tasks import NEVER, new_task_id
+from django_durable_tasks.ports import OpenTaskQuota
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.schedules import ledger
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun
@@ -59,7 +60,6 @@ from django_durable_tasks.task_values import NO_ID, NewTask
 from django_durable_tasks.tasks.new_task import TaskTemplate
 from django_durable_tasks.tasks.new_task import template as task_template
 from django_durable_tasks.tasks.options import CallOptions, call_options, formatted
-from django_durable_tasks.tenants.quotas import OpenTaskQuota
 
 # Publishes the occurrences of a tick when its transaction commits, without a claim, as the fast
 # path does for calls.
@@ -477,7 +477,7 @@ class Tick:
     schedules: dict[Any, KnownSchedule] = field(default_factory=dict)
     late: list[LedgerEntry] = field(default_factory=list)
     windows: Windows | None = None
-    quotas: dict[int, OpenTaskQuota] = field(default_factory=dict)
+    quotas: Mapping[int, OpenTaskQuota] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from django.db import Error, IntegrityError
 from django.db.models import QuerySet
 
-from django_durable_tasks import conf, process_state
+from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
@@ -46,8 +46,6 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, is_unique_violation
 from django_durable_tasks.task_values import NewTask
-from django_durable_tasks.tenants import quotas
-from django_durable_tasks.tenants.quotas import admit_open_tasks
 
 # The schedules that this scheduler cannot fire yet: another release has their task, or another
 # process their key. The leader reports them with its heartbeat.
@@ -199,9 +197,11 @@ def _fire(selection: DueSelection, term: int | None, windows: Windows | None = N
     except _AlreadyRecorded:
         tick = Tick(now, term, alone, recorded=set())
         created = _tick(tick, selection)
-    for tenant_id in sorted(tick.refused):
-        detail = f"open_tasks: the tenant may have {tick.quotas[tenant_id].limit:,} open tasks."
-        quotas.refused(tenant_id, "open_tasks", detail)
+    if ports.quotas is not None:
+        for tenant_id in sorted(tick.refused):
+            most = tick.quotas[tenant_id].limit
+            detail = f"open_tasks: the tenant may have {most:,} open tasks."
+            ports.quotas.refused(tenant_id, "open_tasks", detail)
     return created
 
 
@@ -219,10 +219,11 @@ def _tick(tick: Tick, selection: DueSelection) -> int:
                     for plan in plans
                 }
             )
-        wanted = Counter[int]()
-        for plan in plans:
-            wanted[plan.schedule.tenant_id] += len(plan.choice.runs)
-        tick.quotas = admit_open_tasks(+wanted, tick.now)
+        if ports.quotas is not None:
+            wanted = Counter[int]()
+            for plan in plans:
+                wanted[plan.schedule.tenant_id] += len(plan.choice.runs)
+            tick.quotas = ports.quotas.admit_open_tasks(+wanted, tick.now)
         for plan in plans:
             decide_plan(tick, plan)
         return _write(tick)

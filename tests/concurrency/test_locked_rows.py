@@ -15,8 +15,10 @@ from django.db import connection, connections, transaction
 
 from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.limits import overlap, release
-from django_durable_tasks.models import ApiKey, OccurrenceRecord, RecurringTask, Task, Tenant
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, Tenant
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.jobs import RecomputeFireTimes
 from django_durable_tasks.schedules import ledger, trigger
@@ -26,7 +28,6 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.tasks import attempts, claim
-from django_durable_tasks.tenants import access
 from tests.concurrency.racing import on_another_connection
 from tests.database.recurring.schedules import START, a_schedule
 from tests.database.transitions.transition_calls import CRASH, PLACE

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import (
@@ -17,7 +18,6 @@ from django_durable_tasks.contrib.notifications.models import (
 )
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tenants import quotas
 from tests.concurrency.racing import ROUNDS, no_errors, on_another_connection, race
 from tests.database.notifications.sending import (
     SETTINGS,

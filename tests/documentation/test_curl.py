@@ -15,9 +15,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Tenant
-from django_durable_tasks.tenants import access
-from django_durable_tasks.tenants.values import ApiScope
 from tests.documentation.pages import blocks, name_of, pages
 from tests.factories import a_task
 from tests.project.tasks import noop

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks import conf
-from django_durable_tasks.checks.configuration import check_settings
+from django_durable_tasks.contrib.api.checks import check_quotas
+from django_durable_tasks.contrib.api.values import Quotas, RequestRate, quotas_of, request_rate_of
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.tenants.values import Quotas, RequestRate, quotas_of, request_rate_of
 
 
 def test_a_rate_is_read_from_a_text() -> None:
@@ -58,7 +58,7 @@ def test_what_is_left_and_the_waits_agree(number: int, seconds: int, ahead: int)
 @pytest.mark.parametrize("quotas", [{"open_task": 1}, {"requests": "often"}, {"open_tasks": -1}])
 def test_the_check_names_a_wrong_setting(settings: Any, quotas: dict[str, Any]) -> None:
     settings.DURABLE_TASKS = {"QUOTAS": quotas}
-    found = [one for one in check_settings() if one.id == "durable_tasks.E001"]
+    found = [one for one in check_quotas() if one.id == "durable_tasks.E001"]
     assert len(found) == 1
     assert "QUOTAS" in found[0].msg
 

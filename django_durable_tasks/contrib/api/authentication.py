@@ -11,20 +11,19 @@ from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
 from django_durable_tasks import conf
-from django_durable_tasks.contrib.api import problems
+from django_durable_tasks.contrib.api import access, problems, quotas
 from django_durable_tasks.contrib.api.problems import Problem, invalid_header
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
-from django_durable_tasks.operations.operation import APP
-from django_durable_tasks.store.clock import ReceivedTime, estimated_now
-from django_durable_tasks.tenants import access, quotas
-from django_durable_tasks.tenants.quotas import tenant_quotas
-from django_durable_tasks.tenants.values import (
+from django_durable_tasks.contrib.api.quotas import tenant_quotas
+from django_durable_tasks.contrib.api.values import (
     REQUESTS,
     ApiScope,
     RateDecision,
     RequestRate,
     request_rate_of,
 )
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.operations.operation import APP
+from django_durable_tasks.store.clock import ReceivedTime, estimated_now
 
 # The request rate of a tenant, counted in the database.
 #

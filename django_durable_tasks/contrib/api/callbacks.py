@@ -9,15 +9,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.problems import invalid_parameter
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import OneTaskMixin
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.contrib.callbacks.signing_secrets import secrets_of_callbacks
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
-from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
-from django_durable_tasks.tenants.values import ApiScope
 
 
 class DeliveryAnswer(Answer):

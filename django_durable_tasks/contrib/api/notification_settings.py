@@ -11,16 +11,16 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.callbacks import SigningSecretAnswer
+from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, Options
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.operations.operation import OperationResult, Target
-from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
-from django_durable_tasks.tenants.values import ApiScope
 
 problems.OPTION_NAMES.update(column.name for column in NotificationSetting._meta.concrete_fields)
 _CONFIG = (

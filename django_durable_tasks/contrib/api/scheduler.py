@@ -25,6 +25,7 @@ from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads
@@ -39,7 +40,6 @@ from django_durable_tasks.operations.operation import Operation, Target
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import batches
-from django_durable_tasks.tenants.values import ApiScope
 
 _DAY = timedelta(hours=24)
 # Seconds for which a process gives the same answer to /health.

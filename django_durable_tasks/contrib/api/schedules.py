@@ -16,9 +16,11 @@ from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
 from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.pagination import LIMIT_MAX, KeysetPagination, limit_of
 from django_durable_tasks.contrib.api.problems import Problem, invalid_field, refused_option
+from django_durable_tasks.contrib.api.quotas import charge
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
 from django_durable_tasks.contrib.api.targets import (
     TargetCall,
@@ -26,6 +28,7 @@ from django_durable_tasks.contrib.api.targets import (
     edited_arguments,
     target_of,
 )
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
@@ -38,9 +41,6 @@ from django_durable_tasks.schedules.misfires import BackfillReport
 from django_durable_tasks.schedules.options import API, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.store import tables
-from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
-from django_durable_tasks.tenants.quotas import charge
-from django_durable_tasks.tenants.values import ApiScope
 
 # Characters of a cron expression and of an RRULE, and times of `at`: a bound for their parsers.
 _CRON_MAX, _RULE_MAX, _TIMES_MAX = 200, 1_000, 1_000

@@ -20,8 +20,14 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
-from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api import bulk_operations, fields, problems
 from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.idempotent_requests import (
+    RequestIdentity,
+    StoredAnswer,
+    create_with_answer,
+)
+from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
 from django_durable_tasks.contrib.api.operations import (
     REASON_MAX,
     OperationsMixin,
@@ -39,8 +45,15 @@ from django_durable_tasks.contrib.api.problems import (
     invalid_parameter,
     problem_of,
 )
+from django_durable_tasks.contrib.api.quotas import (
+    charge_open_tasks,
+    charge_some_open_tasks,
+    open_tasks,
+    quota_of_open_tasks,
+)
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
+from django_durable_tasks.contrib.api.values import ApiScope, TaskFilter
 from django_durable_tasks.contrib.api.views import (
     LIMITS,
     ApiViewSet,
@@ -53,14 +66,7 @@ from django_durable_tasks.exceptions import (
     IdempotencyConflict,
     QuotaExceeded,
 )
-from django_durable_tasks.models import (
-    DEFAULT_TENANT_ID,
-    BulkKind,
-    BulkOperation,
-    DeadLetter,
-    Task,
-    TaskExecutionLog,
-)
+from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.operations.operation import Operation, Target
 from django_durable_tasks.store import tables
@@ -70,19 +76,6 @@ from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
-from django_durable_tasks.tenants import bulk_operations
-from django_durable_tasks.tenants.idempotent_requests import (
-    RequestIdentity,
-    StoredAnswer,
-    create_with_answer,
-)
-from django_durable_tasks.tenants.quotas import (
-    charge_open_tasks,
-    charge_some_open_tasks,
-    open_tasks,
-    quota_of_open_tasks,
-)
-from django_durable_tasks.tenants.values import ApiScope, TaskFilter
 from django_durable_tasks.workflows import graph_data
 from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.diagrams import Diagram, draw
@@ -470,7 +463,7 @@ _bulk = partial(
     detail=False,
     method="post",
     scope=ApiScope.OPERATE,
-    reads=("task", "bulkoperation"),
+    reads=("task", "durable_tasks_api.bulkoperation"),
     answer=OperationAnswer,
     statuses=(202,),
 )

@@ -14,10 +14,11 @@ from django_durable_tasks.audit import OBJECT_TYPES
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
+from django_durable_tasks.contrib.api.models import ApiKey
+from django_durable_tasks.contrib.api.quotas import QuotaUsage, usage
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
-from django_durable_tasks.models import ApiKey, AuditEntry, Tenant
-from django_durable_tasks.tenants.quotas import QuotaUsage, usage
+from django_durable_tasks.models import AuditEntry, Tenant
 
 
 class TenantAnswer(Answer):
@@ -88,7 +89,7 @@ class QuotaViewSet(ApiViewSet):
     """The quotas of the tenant. Ended tasks do not count."""
 
     singular = "Quota"
-    reads = ("tenantquota",)
+    reads = ("durable_tasks_api.tenantquota",)
 
     @endpoint(answer=list_of(QuotaAnswer))
     def list(self, request: Request) -> Response:

@@ -27,12 +27,18 @@ from rest_framework.viewsets import GenericViewSet
 from django_durable_tasks import conf
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.contrib.api import authentication, parsing, problems
+from django_durable_tasks.contrib.api import authentication, parsing, problems, quotas
 from django_durable_tasks.contrib.api.authentication import (
     ApiKeyAuthentication,
     Caller,
     StaffSessionAuthentication,
     TenantThrottle,
+)
+from django_durable_tasks.contrib.api.idempotent_requests import (
+    RequestIdentity,
+    StoredAnswer,
+    once,
+    rolled_back,
 )
 from django_durable_tasks.contrib.api.openapi import KEY_SENT_MAX, EndpointSchema
 from django_durable_tasks.contrib.api.pagination import KeysetPagination
@@ -46,6 +52,7 @@ from django_durable_tasks.contrib.api.problems import (
 )
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import without_secrets
+from django_durable_tasks.contrib.api.values import SCOPE_HELP, ApiScope, RateDecision
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.operations.operation import Operation
@@ -53,14 +60,6 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import TimeLimits, bound_transaction
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.tenants import quotas
-from django_durable_tasks.tenants.idempotent_requests import (
-    RequestIdentity,
-    StoredAnswer,
-    once,
-    rolled_back,
-)
-from django_durable_tasks.tenants.values import SCOPE_HELP, ApiScope, RateDecision
 
 # Addresses of the API, also if the project includes its URLs within another namespace.
 _NAME = "durable-api"

@@ -14,10 +14,12 @@ from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OnUpstreamFailure, TargetType
 from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import (
     OperationsMixin,
 )
 from django_durable_tasks.contrib.api.problems import invalid_field
+from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import target_of
 from django_durable_tasks.contrib.api.tasks import (
@@ -27,6 +29,7 @@ from django_durable_tasks.contrib.api.tasks import (
     graph_image,
     graph_json,
 )
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.dependencies.joins import needed_of
 from django_durable_tasks.dependencies.references import MARK
@@ -36,9 +39,6 @@ from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.options import COUNTS, CallOptions, call_options
-from django_durable_tasks.tenants.idempotent_requests import StoredAnswer
-from django_durable_tasks.tenants.quotas import charge_open_tasks
-from django_durable_tasks.tenants.values import ApiScope
 from django_durable_tasks.workflows import Workflow, graph_data
 from django_durable_tasks.workflows.builder import Step
 

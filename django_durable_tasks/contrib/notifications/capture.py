@@ -32,7 +32,6 @@ from django_durable_tasks.contrib.notifications.models import (
     NotificationSettingQuerySet,
 )
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
-from django_durable_tasks.models import TenantQuota
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.tick_plan import KnownSchedule
 from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
@@ -48,7 +47,6 @@ from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.statements import recordset, sql
 from django_durable_tasks.task_names import OWN_TASKS
 from django_durable_tasks.task_values import Run
-from django_durable_tasks.tenants.quotas import quota_rows
 
 # The enabled notification settings as this process knows them.
 #
@@ -489,8 +487,10 @@ class RecentQuotaEvents:
 
 
 @receiver(quota_refused)
-def record_quota(*, tenant_id: int, quota: str, detail: str, **_: Any) -> None:
-    """Record a refused request. Errors are logged and not raised."""
+def record_quota(*, sender: Any, tenant_id: int, quota: str, detail: str, **_: Any) -> None:
+    """Record a refused request. ``sender`` is the model of the quotas, which belongs to the HTTP
+    API. Errors are logged and not raised.
+    """
     now = estimated_now()
     if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
         return
@@ -501,18 +501,19 @@ def record_quota(*, tenant_id: int, quota: str, detail: str, **_: Any) -> None:
     if found is None or not found.selecting(event):
         return
     with _guarded(), tables.atomic():
-        if _is_first(tenant_id, quota, now):
+        if _is_first(sender, tenant_id, quota, now):
             record_events(found, [event])
 
 
-def _is_first(tenant_id: int, quota: str, now: datetime) -> bool:
+def _is_first(model: Any, tenant_id: int, quota: str, now: datetime) -> bool:
     """Return whether no event of the last hour exists; the caller then writes one.
 
     A row that a request has locked is left out: the next refusal finds it free.
     """
-    rows = quota_rows().filter(pk=tenant_id)
+    quota_rows = model.objects.using(tables.database()).unguarded()
+    rows = quota_rows.filter(pk=tenant_id)
     if not rows.exists():
-        quota_rows().bulk_create([TenantQuota(tenant_id=tenant_id)], ignore_conflicts=True)
+        quota_rows.bulk_create([model(tenant_id=tenant_id)], ignore_conflicts=True)
     row = tables.locked_for_change(rows, skip_locked=True).first()
     if row is None:
         return False

@@ -20,7 +20,6 @@ from django_durable_tasks.command import (
     schedules,
     status,
     tasks,
-    tenants,
 )
 from django_durable_tasks.command.subcommand import (
     EXIT_CODES,
@@ -36,7 +35,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 SUBCOMMANDS = {
-    **subcommands_of(status, listing, tasks, queues, tenants, schedules, fire_times),
+    **subcommands_of(status, listing, tasks, queues, schedules, fire_times),
     **OPTIONAL_SUBCOMMANDS,
 }
 

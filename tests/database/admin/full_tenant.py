@@ -9,6 +9,8 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.models import (
@@ -23,8 +25,6 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
-from django_durable_tasks.tenants import access
-from django_durable_tasks.tenants.values import ApiScope
 from tests.database.notifications.sending import a_setting
 from tests.factories import a_log_row, a_node, a_paused_queue, many_tasks
 from tests.project.tasks import noop

@@ -14,10 +14,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_durable_tasks.contrib.api import access
 from django_durable_tasks.contrib.metrics import charts
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tenants import access
 from tests.database.admin.site import list_of, operator, staff, text
 from tests.database.metrics.counting import a_minute
 from tests.factories import a_paused_queue

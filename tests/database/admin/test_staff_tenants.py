@@ -13,9 +13,10 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import (
-    ApiKey,
     AuditEntry,
     Calendar,
     DeadLetter,
@@ -25,7 +26,6 @@ from django_durable_tasks.models import (
     Tenant,
     WorkflowRun,
 )
-from django_durable_tasks.tenants import access
 from tests.database.admin.full_tenant import MODELS, SCREENS, SHARED, a_full_tenant, shared_rows
 from tests.database.admin.site import act, list_of, page_of
 from tests.factories import a_paused_queue

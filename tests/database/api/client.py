@@ -9,9 +9,9 @@ from typing import Any
 from django.test import Client
 from django.utils import timezone
 
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.tenants import access
-from django_durable_tasks.tenants.values import ApiScope
 
 ROOT = "/api/v1"
 ADD = "tests.project.tasks.add"

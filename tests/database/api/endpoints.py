@@ -14,10 +14,10 @@ from django.urls import URLPattern
 from django.utils import timezone
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.contrib.api import urls
-from django_durable_tasks.models import BulkKind, Calendar, RecurringTask
-from django_durable_tasks.tenants import bulk_operations
-from django_durable_tasks.tenants.values import TaskFilter
+from django_durable_tasks.contrib.api import bulk_operations, urls
+from django_durable_tasks.contrib.api.models import BulkKind
+from django_durable_tasks.contrib.api.values import TaskFilter
+from django_durable_tasks.models import Calendar, RecurringTask
 from tests.database.api.client import ApiClient
 from tests.database.notifications.sending import a_setting
 from tests.factories import many_tasks

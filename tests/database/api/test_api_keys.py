@@ -13,9 +13,10 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
-from django_durable_tasks.models import ApiKey, Tenant
-from django_durable_tasks.tenants import access
+from django_durable_tasks.models import Tenant
 from tests.database.api.client import ApiClient, a_tenant
 from tests.database.commands.durable_command import durable, json_of
 
@@ -166,7 +167,7 @@ def test_keys_are_created_listed_and_revoked_on_the_command_line() -> None:
 def test_the_admin_shows_a_new_key_once(admin_client: Client) -> None:
     tenant = a_tenant()
     form = {"tenant": tenant.pk, "name": "ci", "scopes": ["read"], "mode": "live"}
-    address = "/admin/django_durable_tasks/apikey/"
+    address = "/admin/durable_tasks_api/apikey/"
     shown = admin_client.post(f"{address}add/", form, follow=True).content.decode()
     (key,) = re.findall(r"ddt_live_[0-9a-z]{8}_[\w-]{49}", shown)
     assert _status(key) == 200

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.test import Client, override_settings
 
+from django_durable_tasks.contrib.api.models import IdempotentRequest
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.models import AuditEntry, IdempotentRequest, RecurringTask, Task
+from django_durable_tasks.models import AuditEntry, RecurringTask, Task
 from tests.database.api.client import ADD, ROOT, SETTINGS, ApiClient, a_client, a_tenant, pointers
 from tests.database.api.endpoints import WITH_ID, WITHOUT_ID, filled, rows_of
 

@@ -12,10 +12,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.models import BulkKind, BulkOperation, Task
+from django_durable_tasks.contrib.api import bulk_operations, quotas
+from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
+from django_durable_tasks.contrib.api.values import TaskFilter
+from django_durable_tasks.models import Task
 from django_durable_tasks.tasks import claim
-from django_durable_tasks.tenants import bulk_operations, quotas
-from django_durable_tasks.tenants.values import TaskFilter
 from tests.database.api.client import ADD, ApiClient, a_client, call
 from tests.delivery import deliver
 from tests.factories import a_task, many_tasks

@@ -14,11 +14,12 @@ from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.models import IdempotentRequest
+from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.store.clock import ReceivedTime, database_now
 from django_durable_tasks.tasks import enqueue
-from django_durable_tasks.tenants import access
 from tests.database.api.client import ADD, ApiClient, call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]

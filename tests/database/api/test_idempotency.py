@@ -14,10 +14,11 @@ from django.test import RequestFactory
 from django.utils import timezone
 from rest_framework.request import Request
 
+from django_durable_tasks.contrib.api import idempotent_requests
+from django_durable_tasks.contrib.api.idempotent_requests import prune_requests
+from django_durable_tasks.contrib.api.models import IdempotentRequest
 from django_durable_tasks.contrib.api.views import operation_of
-from django_durable_tasks.models import IdempotentRequest, Task
-from django_durable_tasks.tenants import idempotent_requests
-from django_durable_tasks.tenants.idempotent_requests import prune_requests
+from django_durable_tasks.models import Task
 from tests.database.api.client import ApiClient, call, pointers
 from tests.factories import a_task
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.models import AuditEntry, Calendar, IdempotentRequest, Task
+from django_durable_tasks.contrib.api.models import IdempotentRequest
+from django_durable_tasks.models import AuditEntry, Calendar, Task
 from tests.database.api.client import ApiClient, a_client, pointers
 from tests.factories import a_task
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from django.test import override_settings
 
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
-from django_durable_tasks.tenants.values import ApiScope
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant
 from tests.database.api.endpoints import VALID, WITH_ID, WITHOUT_ID, filled, rows_of, scope_of
 from tests.factories import many_tasks

@@ -13,12 +13,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.conf import Settings
+from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.encryption import StorageLocation, missing
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.targets.http_request import checked_request_headers
-from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ADD, ApiClient, call, pointers
 from tests.factories import many_tasks
 

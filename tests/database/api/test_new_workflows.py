@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
-from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ADD, SETTINGS, ApiClient, pointers
 
 pytestmark = pytest.mark.django_db

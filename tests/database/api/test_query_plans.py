@@ -11,8 +11,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.contrib.api import tasks
+from django_durable_tasks.contrib.api.quotas import usage
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
-from django_durable_tasks.tenants.quotas import usage
 from tests.database.api.client import ApiClient, a_client, a_tenant
 
 pytestmark = [

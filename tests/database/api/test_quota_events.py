@@ -13,12 +13,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import process_state
+from django_durable_tasks.contrib.api import quotas
+from django_durable_tasks.contrib.api.bulk_operations import BULK_OPERATION_TASK
+from django_durable_tasks.contrib.api.models import TenantQuota
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.capture import RecentQuotaEvents
 from django_durable_tasks.contrib.notifications.models import NotificationEvent
-from django_durable_tasks.models import Task, TenantQuota
-from django_durable_tasks.task_names import BULK_OPERATION_TASK
-from django_durable_tasks.tenants import quotas
+from django_durable_tasks.models import Task
 from tests.database.api.client import ApiClient, call
 from tests.database.encryption.keys import queued
 from tests.delivery import deliver

@@ -13,9 +13,9 @@ from django.core.management import call_command
 from django.db import connections
 from django.utils import timezone
 
+from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Task, Tenant
-from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ADD, ApiClient, call, pointers
 from tests.factories import many_tasks
 from tests.project.tasks import noop

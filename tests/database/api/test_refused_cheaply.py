@@ -11,8 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.api import parsing, targets
+from django_durable_tasks.contrib.api.models import TenantRequests
 from django_durable_tasks.contrib.api.serializers import Body
-from django_durable_tasks.models import TenantRequests
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
 

@@ -12,10 +12,10 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_durable_tasks.contrib.api import authentication
-from django_durable_tasks.models import ApiKey, Task, TenantRequests
-from django_durable_tasks.tenants import quotas
-from django_durable_tasks.tenants.values import request_rate_of
+from django_durable_tasks.contrib.api import authentication, quotas
+from django_durable_tasks.contrib.api.models import ApiKey, TenantRequests
+from django_durable_tasks.contrib.api.values import request_rate_of
+from django_durable_tasks.models import Task
 from tests.database.api.client import ApiClient, a_client, a_tenant, call
 
 pytestmark = pytest.mark.django_db(transaction=True)

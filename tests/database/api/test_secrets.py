@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.models import AuditEntry, RecurringTask, Task
-from django_durable_tasks.tenants.values import ApiScope
 from tests.database.api.client import SETTINGS, ApiClient, a_client
 from tests.database.notifications.sending import SETTINGS as SENDING
 from tests.database.notifications.sending import a_webhook

@@ -12,6 +12,7 @@ import pytest
 from django.test import Client
 
 from django_durable_tasks.choices import FLAGS, EventType
+from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
@@ -19,7 +20,6 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import attempts
-from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ROOT, SETTINGS
 from tests.database.notifications.sending import SETTINGS as SENDING
 from tests.database.notifications.sending import a_webhook, run, send_all

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
+from django_durable_tasks.contrib.api.models import IdempotentRequest
+from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.targets.http_request import derived_secret, verify
 from tests.database.api.client import SETTINGS, ApiClient, a_client
 from tests.database.api.test_staff_sessions import a_user, send

@@ -11,9 +11,9 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
+from django_durable_tasks.contrib.api import access
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import AuditEntry, Task
-from django_durable_tasks.tenants import access
 from tests.database.api.client import ROOT, ApiClient, a_tenant, call
 from tests.database.api.endpoints import (
     VALID,

@@ -9,7 +9,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task
+from django_durable_tasks.contrib.api.models import IdempotentRequest
+from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.states import transitions
 from tests.database.api.client import ApiClient, call
 

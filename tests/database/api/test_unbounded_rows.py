@@ -10,10 +10,10 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import ledger, lifecycle, trigger
-from django_durable_tasks.tenants import quotas
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
+from django_durable_tasks.contrib.api import access, quotas
 from django_durable_tasks.models import AuditEntry
-from django_durable_tasks.tenants import access, quotas
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant, call
 
 pytestmark = pytest.mark.django_db

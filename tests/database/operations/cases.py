@@ -14,6 +14,8 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.cluster import queues
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.models import (
@@ -26,9 +28,7 @@ from django_durable_tasks.models import (
     TaskDependency,
     Tenant,
 )
-from django_durable_tasks.models.tenants import ApiKey
 from django_durable_tasks.operations.operation import OPERATIONS, Operation
-from django_durable_tasks.tenants import access
 from django_durable_tasks.workflows import operations as graph_operations
 from tests.database.admin.site import act
 from tests.database.admin.workflow_actions import choose, do

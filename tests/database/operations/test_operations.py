@@ -25,10 +25,10 @@ from django_durable_tasks.admin.readonly import ScreenAdmin
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.command.subcommand import Subcommand
 from django_durable_tasks.contrib.api import urls as api_urls
+from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
 from django_durable_tasks.models import (
-    ApiKey,
     AuditEntry,
     DeadLetter,
     RecurringTask,

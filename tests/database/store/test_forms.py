@@ -22,6 +22,9 @@ from django_durable_tasks import registry
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import FireOutcome, Gate, Status
 from django_durable_tasks.cluster import queues
+from django_durable_tasks.contrib.api import access, idempotent_requests, quotas
+from django_durable_tasks.contrib.api.idempotent_requests import RequestIdentity, StoredAnswer
+from django_durable_tasks.contrib.api.values import RequestRate
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.dependencies import edges, resolve
@@ -41,9 +44,6 @@ from django_durable_tasks.store.connections import TimeLimits
 from django_durable_tasks.store.dialects import VERBS, Verb
 from django_durable_tasks.task_values import NewTask, RunLocation
 from django_durable_tasks.tasks import attempts, batches, new_task, operator_actions
-from django_durable_tasks.tenants import access, idempotent_requests, quotas
-from django_durable_tasks.tenants.idempotent_requests import RequestIdentity, StoredAnswer
-from django_durable_tasks.tenants.values import RequestRate
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_paused_queue, a_run, a_task, a_tenant, many_tasks
 from tests.project import tasks

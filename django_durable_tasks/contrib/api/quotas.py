@@ -16,26 +16,13 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import OPEN, RecurringStatus, Status
-from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
-from django_durable_tasks.limits.config import limits_in_force
-from django_durable_tasks.limits.scopes import scope_of_tenant
-from django_durable_tasks.models import (
-    DEFAULT_TENANT_ID,
-    Calendar,
-    RecurringTask,
-    Task,
-    Tenant,
+from django_durable_tasks.contrib.api.models import (
     TenantQuota,
+    TenantQuotaQuerySet,
     TenantRequests,
+    TenantRequestsQuerySet,
 )
-from django_durable_tasks.models.tenants import TenantQuotaQuerySet, TenantRequestsQuerySet
-from django_durable_tasks.operations.operation import Argument, Target, operation
-from django_durable_tasks.signals import quota_refused
-from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
-from django_durable_tasks.tenants.values import (
+from django_durable_tasks.contrib.api.values import (
     NUMBERS,
     REQUESTS,
     Quotas,
@@ -45,6 +32,16 @@ from django_durable_tasks.tenants.values import (
     quotas_of,
     request_rate_of,
 )
+from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
+from django_durable_tasks.limits.config import limits_in_force
+from django_durable_tasks.limits.scopes import scope_of_tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask, Task, Tenant
+from django_durable_tasks.operations.operation import Argument, Target, operation
+from django_durable_tasks.signals import quota_refused
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 
 # Enforces the quotas of tenants, in the transaction of what they count.
 #
@@ -85,6 +82,11 @@ def tenant_quotas(tenant: Tenant) -> Quotas:
     return quotas_of(given)
 
 
+def runs_per_day(tenant: Tenant) -> int | None:
+    """Return how often a recurring task of the tenant may run in a day; None for any number."""
+    return tenant_quotas(tenant).runs_per_day
+
+
 def _number(label: Any, text: Any) -> Argument:
     return Argument(label, text, minimum=0, metavar="N")
 
@@ -97,7 +99,7 @@ def _number(label: Any, text: Any) -> Argument:
         " their values. How many of its tasks run at the same time or start in a period is set by"
         " the limit of the scope tenant:ID."
     ),
-    permission="set_tenantquota",
+    permission="durable_tasks_api.set_tenantquota",
     not_in_api="an operator sets the quotas of tenants",
     confirm=False,
     counted="set",

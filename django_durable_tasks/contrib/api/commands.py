@@ -14,11 +14,10 @@ from django_durable_tasks.command.subcommand import (
     table,
     tenant_named,
 )
-from django_durable_tasks.models import ApiKey
-from django_durable_tasks.models.tenants import ApiKeyQuerySet
+from django_durable_tasks.contrib.api import access, quotas
+from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.tables import database
-from django_durable_tasks.tenants import access, quotas
 
 # Rows that a list shows at most, so that an installation with many tenants can print it.
 _MOST = 1_000

@@ -18,17 +18,15 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import KeyMode
-from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
-from django_durable_tasks.models import ApiKey, StaffTenant, Tenant, TenantQuota
-from django_durable_tasks.models.tenants import ApiKeyQuerySet, StaffTenantQuerySet
-from django_durable_tasks.operations.operation import Argument, Target, operation
-from django_durable_tasks.option_values import checked_key
-from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import ReceivedTime, estimated_now
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
-from django_durable_tasks.tenants import quotas
-from django_durable_tasks.tenants.values import (
+from django_durable_tasks.contrib.api import quotas
+from django_durable_tasks.contrib.api.models import (
+    ApiKey,
+    ApiKeyQuerySet,
+    StaffTenant,
+    StaffTenantQuerySet,
+    TenantQuota,
+)
+from django_durable_tasks.contrib.api.values import (
     ID_ALPHABET,
     ID_LENGTH,
     LIVE_KEYS_MAX,
@@ -42,6 +40,14 @@ from django_durable_tasks.tenants.values import (
     digest_of,
     presented,
 )
+from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
+from django_durable_tasks.models import Tenant
+from django_durable_tasks.operations.operation import Argument, Target, operation
+from django_durable_tasks.option_values import checked_key
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import ReceivedTime, estimated_now
+from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.statements import sql
 
 # Creates, revokes and verifies API keys.
 
@@ -93,7 +99,7 @@ _KEYS_BY_OPERATORS = "a key must not create keys with more scopes"
         "Creates a key for the HTTP API. To rotate a key, create a second one of the same name and"
         " revoke the first one when all clients use the second."
     ),
-    permission="add_apikey",
+    permission="durable_tasks_api.add_apikey",
     not_in_api=_KEYS_BY_OPERATORS,
     confirm=False,
     counted="created",
@@ -184,7 +190,7 @@ def _checked_scopes(scopes: Collection[str]) -> list[str]:
     name="revoke",
     title=_("Revoke API keys"),
     help=_("Requests with these keys are refused from now on, or from a later time."),
-    permission="revoke_apikey",
+    permission="durable_tasks_api.revoke_apikey",
     not_in_api=_KEYS_BY_OPERATORS,
     counted="revoked",
     done=ngettext_lazy("Revoked %(number)d API key.", "Revoked %(number)d API keys.", "number"),
@@ -357,7 +363,7 @@ Username = Annotated[
         "The user sees and changes only the tenants assigned to them, in the admin and in the"
         " HTTP API. A user who was never limited sees all tenants."
     ),
-    permission="add_stafftenant",
+    permission="durable_tasks_api.add_stafftenant",
     not_in_api=_BY_OPERATORS,
     confirm=False,
     counted="assigned",
@@ -413,7 +419,7 @@ def _unassigned(
         "The user stays limited to the other assigned tenants. Without any of them the user sees"
         " no tenant."
     ),
-    permission="delete_stafftenant",
+    permission="durable_tasks_api.delete_stafftenant",
     not_in_api=_BY_OPERATORS,
     confirm=False,
     counted="removed",

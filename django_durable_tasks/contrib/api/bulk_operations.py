@@ -11,22 +11,26 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django_durable_tasks import registry
+from django_durable_tasks import conf, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE
-from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.models import DEFAULT_TENANT_ID, BulkKind, BulkOperation, Tenant
-from django_durable_tasks.models.tasks import BulkOperationQuerySet
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.api import quotas
+from django_durable_tasks.contrib.api.idempotent_requests import prune_requests
+from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation, BulkOperationQuerySet
+from django_durable_tasks.contrib.api.values import TaskFilter, task_filter
+from django_durable_tasks.decorators import durable_task
+from django_durable_tasks.exceptions import QuotaExceeded, TransitionRefused
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.connections import bound_transaction
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.connections import bound_transaction, dedicated_connection
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.task_names import BULK_OPERATION_TASK
 from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.new_task import Call
 from django_durable_tasks.tasks.options import CallOptions, call_options
-from django_durable_tasks.tenants.quotas import charge_open_tasks
-from django_durable_tasks.tenants.values import TaskFilter, task_filter
 
+BULK_OPERATION_TASK = "django_durable_tasks.bulk_operation"
 EXAMINED = 1_000
 """Tasks that one step reads."""
 _ERRORS = 100
@@ -167,7 +171,7 @@ def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
     except TransitionRefused:
         applied = _one_by_one(row, ids)
     tenant = Tenant.objects.using(tables.database()).select_related("quota").get(pk=row.tenant_id)
-    charge_open_tasks(tenant, applied.changed)
+    quotas.charge_open_tasks(tenant, applied.changed)
     return applied
 
 
@@ -194,3 +198,35 @@ def prune_operations(now: datetime, limit: int) -> int:
     if ids:
         bulk_operations().filter(pk__in=ids).delete()
     return len(ids)
+
+
+_PRUNED = 100
+"""Rows that a step deletes, so that it competes little with starting tasks."""
+
+
+def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Delete bulk operations and answered requests after their retention, one step of each."""
+    limit = min(_PRUNED, conf.settings().BATCH_SIZE)
+    with dedicated_connection():
+        return prune_requests(now, limit) + prune_operations(now, limit)
+
+
+# ``django_durable_tasks.bulk_operation`` performs an operation on many tasks of a tenant, step by
+# step.
+
+
+@durable_task(name=BULK_OPERATION_TASK, bind=True, backoff_max=300)
+def bulk_operation(self: Any, operation_id: str) -> dict[str, Any]:
+    """Perform the remaining steps; a cancellation takes effect between two steps."""
+    # Of the task's tenant only, so that a client cannot name the operation of another one.
+    tenant_id = self.durable.tenant.pk
+    while True:
+        self.durable.check()
+        try:
+            step = advance(uuid.UUID(operation_id), tenant_id, now=estimated_now())
+        except QuotaExceeded as refused:
+            quotas.refused(tenant_id, refused.quota, str(refused))
+            raise
+        self.durable.progress(step.changed, step.matched, "changed tasks of those that match")
+        if step.is_last:
+            return {"matched": step.matched, "changed": step.changed, "failed": step.failed}

@@ -20,10 +20,11 @@ from django_durable_tasks.audit import (
     collected_entries,
     insert_entries,
 )
+from django_durable_tasks.contrib.api.models import IdempotentRequest, IdempotentRequestQuerySet
+from django_durable_tasks.contrib.api.quotas import tenant_quotas
 from django_durable_tasks.encryption import EncryptedValue, StorageLocation, decrypted, encrypted
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
-from django_durable_tasks.models import AuditEntry, IdempotentRequest, Task, Tenant
-from django_durable_tasks.models.tenants import IdempotentRequestQuerySet
+from django_durable_tasks.models import AuditEntry, Task, Tenant
 from django_durable_tasks.states import transitions
 from django_durable_tasks.states.guarded_update import watching
 from django_durable_tasks.store import tables
@@ -33,7 +34,6 @@ from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_d
 from django_durable_tasks.store.statements import sql
 from django_durable_tasks.tasks.enqueue import insert_with_answer, planned
 from django_durable_tasks.tasks.new_task import Call
-from django_durable_tasks.tenants.quotas import tenant_quotas
 
 # Performs operations and rolls them back.
 

@@ -1,1 +1,0 @@
-"""API keys, quotas, request rates, idempotent requests and bulk operations of tenants."""
