@@ -11,8 +11,10 @@ from typing import Any
 from django.db.models import Count, F, Min, Q
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import conf
 from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.limits.backpressure import heads
+from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
@@ -157,7 +159,10 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
             queue=F("name"),
         ),
     )
-    for row in (row for question in counted for row in question):
+    names = conf.settings().SECRET_NAMES
+    for row in (row for rows in counted for row in rows):
+        if "reason" in row:  # every interface shows what this function returns
+            row["reason"] = masked_text(row["reason"], names)
         facts.setdefault(row.pop("queue"), {}).update(row)
     for node in (
         Node.objects.using(database())

@@ -43,6 +43,7 @@ from django_durable_tasks.command.subcommand import (
     facts_of,
     filtered,
     hidden,
+    hidden_rows,
     refuse,
     subcommand,
     table,
@@ -341,10 +342,11 @@ def _show_task(task: Task, out: Output) -> int:
     ]
     graph = _graph_of(task)
     optional = {name: read(task) for name, (read, _columns) in TASK_TABLES.items()}
-    audit_entries = [
+    audit_entries = hidden_rows(
         {name: getattr(entry, name) for name in _AUDIT_OF_TASK} for entry in of_task(task)
-    ]
-    letters = list(task.dead_letters.using(task._state.db).order_by("pk").values(*_LETTER_OF_TASK))
+    )
+    dead_letters = task.dead_letters.using(task._state.db).order_by("pk")
+    letters = hidden_rows(dead_letters.values(*_LETTER_OF_TASK))
     timeline = [
         {**log, "seconds": None if log["seconds"] is None else round(log["seconds"], 3)}
         for log in logs

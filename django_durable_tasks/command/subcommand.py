@@ -9,7 +9,7 @@ import json
 import os
 import re
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from textwrap import fill
@@ -84,6 +84,7 @@ class Output:
         """Write one page of a list, and how to get the next one if the page is full. Return the
         exit code.
         """
+        rows = hidden_rows(rows)
         self.emit(rows, table(columns, rows, nothing))
         if len(rows) == options["limit"]:
             last = rows[-1][key]
@@ -157,6 +158,11 @@ def details(facts: Mapping[str, Any], *without: str) -> list[str]:
 def hidden(value: Any) -> Any:
     """Return a text or a JSON value with its secrets masked."""
     return masked(value, conf.settings().SECRET_NAMES)
+
+
+def hidden_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of columns with the secrets in their values masked."""
+    return [{name: hidden(value) for name, value in row.items()} for row in rows]
 
 
 def columns_of(model: type[Model], *without: str) -> list[str]:

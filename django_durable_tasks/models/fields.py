@@ -50,6 +50,19 @@ else:
             return value if value is None else instant(value, connection)
 
 
+_SENTENCE = 500
+"""Characters of a column for what a person says: reasons, comments, descriptions."""
+
+
+def is_free_text(column: models.Field[Any, Any]) -> bool:
+    """Return whether people, programs or exceptions write sentences into this column, which may
+    quote a secret. Every interface masks it.
+    """
+    if isinstance(column, models.CharField):
+        return not column.choices and (column.max_length or 0) >= _SENTENCE
+    return isinstance(column, models.TextField)
+
+
 def constant(value: Any) -> Any:
     """Return an instant as an expression of a statement, for Case and functions; expressions are
     returned as they are.

@@ -17,7 +17,6 @@ from django_durable_tasks.audit import masked_arguments
 from django_durable_tasks.choices import TargetType
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import masked, masked_text, text_for_tenants
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.tasks import target_config
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 
@@ -227,6 +226,10 @@ class SecretJson(AnyJson):
         return value if plain else masked(value, conf.settings().SECRET_NAMES)
 
 
+class SecretObject(SecretJson, JsonObject):
+    """A JSON object of which members may be secret."""
+
+
 class ErrorText(Text):
     """A text that may quote a secret, or name a setting or a table of the operator."""
 
@@ -285,7 +288,6 @@ class TargetConfig(JsonObject):
 
 FIELDS: dict[type[models.Field[Any, Any]], type[_Field]] = {
     models.CharField: Text,
-    models.TextField: ErrorText,
     models.IntegerField: Integer,
     models.FloatField: Seconds,
     models.BooleanField: Flag,
@@ -294,7 +296,6 @@ FIELDS: dict[type[models.Field[Any, Any]], type[_Field]] = {
     models.DateField: Day,
     models.TimeField: WallTime,
     models.GenericIPAddressField: Text,
-    models.JSONField: AnyJson,
-    EncryptedJSONField: SecretJson,
+    models.JSONField: SecretJson,
 }
 """The field that shows or reads a column, by the class of the column or its nearest base."""

@@ -33,7 +33,7 @@ class NotificationSettingAnswer(Answer):
     """A notification setting, with the result of its last delivery."""
 
     notification_setting_id = fields.Integer(source="pk")
-    delivery_config = fields.JsonObject(source="shown_config", allow_null=True)
+    delivery_config = fields.SecretObject(source="shown_config", allow_null=True)
     delivery_config_error = fields.Text(
         allow_blank=True, help_text="Why delivery_config is null. A PATCH can set it again."
     )

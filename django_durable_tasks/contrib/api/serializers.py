@@ -12,9 +12,10 @@ from django.db import models
 from django.utils.text import capfirst
 from rest_framework import serializers
 
-from django_durable_tasks.contrib.api.fields import FIELDS, Integer, OneOf, Seconds
+from django_durable_tasks.contrib.api.fields import FIELDS, ErrorText, Integer, OneOf, Seconds
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.models.fields import is_free_text
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def column_field(column: Any, **options: Any) -> Any:
         options.setdefault("help_text", str(column.help_text))
     if column.choices:
         return OneOf(choices=[str(value) for value, _label in column.choices], **options)
+    if is_free_text(column):
+        return ErrorText(**options)
     kinds = (FIELDS[kind] for kind in type(column).__mro__ if kind in FIELDS)
     return next(kinds)(**options)
 

@@ -411,7 +411,7 @@ class OperationAnswer(Answer):
 
     operation_id = fields.Id(source="pk")
     state = _State(choices=["PENDING", *_STATES.values()])
-    filters = fields.JsonObject()
+    filters = fields.SecretObject()
     errors = serializers.ListField(child=fields.AnyJson())  # type: ignore[assignment]
 
     class Meta:

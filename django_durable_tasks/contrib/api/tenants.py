@@ -120,8 +120,8 @@ class AuditAnswer(Answer):
     audit_id = fields.Integer(source="pk")
     object_type = fields.OneOf(choices=list(OBJECT_TYPES))
     object_ids = serializers.ListField(child=fields.Text())
-    before = serializers.DictField()
-    after = serializers.DictField()
+    before = fields.SecretObject()
+    after = fields.SecretObject()
 
     class Meta:
         model = AuditEntry
