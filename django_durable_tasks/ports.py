@@ -7,7 +7,7 @@ without importing Celery.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -213,6 +213,10 @@ traces: Traces | None = None
 """None unless TRACES is set."""
 quotas: Quotas | None = None
 """None without ``contrib.api``."""
+tenants_of: Callable[[Any], frozenset[int] | None] | None = None
+"""Returns the ids of the tenants to which a user is limited; None for a user who sees all. None
+without ``contrib.api``.
+"""
 
 
 def bind_traces(given: Traces | None) -> None:
@@ -221,10 +225,10 @@ def bind_traces(given: Traces | None) -> None:
     traces = given
 
 
-def bind_quotas(given: Quotas) -> None:
-    """Assign ``quotas``; called in ``AppConfig.ready()``."""
-    global quotas
-    quotas = given
+def bind_tenants(given: Quotas, tenants_of_user: Callable[[Any], frozenset[int] | None]) -> None:
+    """Assign ``quotas`` and ``tenants_of``; called in ``AppConfig.ready()``."""
+    global quotas, tenants_of
+    quotas, tenants_of = given, tenants_of_user
 
 
 def bind(

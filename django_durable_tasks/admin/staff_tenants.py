@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, ports
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 
 _FOUND = "_durable_tenants"
-LIMITS: list[Callable[[Any], frozenset[int] | None]] = []
-"""What limits users to tenants: ``contrib.api`` adds a function from the user to the ids of the
-tenants, which returns None for a user who sees all.
-"""
 
 
 def tenants_of(request: HttpRequest) -> frozenset[int] | None:
     """Return the ids of the user's tenants, which are read once for a request; None for all."""
     if not hasattr(request, _FOUND):
-        limits = [ids for limit in LIMITS if (ids := limit(request.user)) is not None]
-        setattr(request, _FOUND, frozenset.intersection(*limits) if limits else None)
+        limit = ports.tenants_of
+        setattr(request, _FOUND, None if limit is None else limit(request.user))
     found: frozenset[int] | None = getattr(request, _FOUND)
     return found
 

@@ -124,6 +124,54 @@ def test_the_core_works_without_optional_apps(tmp_path: Path, app: str) -> None:
     assert "ALONE" in answer.stdout
 
 
+WITHOUT_ADMIN = """
+import sys
+
+import django
+from celery import Celery
+from django.conf import settings
+
+OPTIONAL = ["api", "callbacks", "metrics", "notifications", "verify", "beat", "diagrams"]
+settings.configure(
+    INSTALLED_APPS=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django_durable_tasks",
+        *(f"django_durable_tasks.contrib.{name}" for name in OPTIONAL),
+    ],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    SECRET_KEY="a key of a test",
+    USE_TZ=True,
+)
+app = Celery("alone", broker="memory://", set_as_current=True)
+app.set_default()
+django.setup()
+parts = ("django.contrib.admin", "django_durable_tasks.admin", "rest_framework")
+assert not [name for name in sys.modules if name.startswith(parts)]
+
+from django.core.management import call_command
+
+call_command("check")
+call_command("migrate", verbosity=0)
+call_command("run_scheduler", "--once")
+print("ALONE")
+"""
+
+
+def test_every_optional_app_works_in_a_project_without_the_admin(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ADMIN],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "ALONE" in answer.stdout
+
+
 def test_an_optional_app_registers_once_however_often_it_is_made_ready() -> None:
     """Django calls ``ready()`` again if a test of a project changes INSTALLED_APPS."""
 

@@ -19,15 +19,12 @@ class ApiConfig(AppConfig):
         task.
         """
         from django_durable_tasks import ports
-        from django_durable_tasks.admin import staff_tenants
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.api import access, bulk_operations, commands, quotas
         from django_durable_tasks.contrib.api.checks import check_quotas  # noqa: F401 - registers
         from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, Job, register_job
 
-        ports.bind_quotas(quotas)
-        if access.tenants_of not in staff_tenants.LIMITS:
-            staff_tenants.LIMITS.append(access.tenants_of)
+        ports.bind_tenants(quotas, access.tenants_of)
         register_job(
             "prune_api",
             lambda: Job(
