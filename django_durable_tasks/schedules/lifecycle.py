@@ -42,9 +42,9 @@ from django_durable_tasks.operations.operation import (
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, tick_plan, writes
 from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun
-from django_durable_tasks.schedules.explanations import not_a_fire_time
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of, check, fire_times_of
+from django_durable_tasks.schedules.timetables.types import Fire
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -109,6 +109,36 @@ def _from_ledger(row: RecurringTask, first: datetime, last: datetime) -> set[dat
         for rows in (overrides, entries)
     )
     return {fire_time for fire_times in both for fire_time in fire_times[:_TOO_MANY]}
+
+
+def utc(instant: datetime) -> str:
+    """Return an instant as text, in UTC."""
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def not_a_fire_time(row: RecurringTask, agenda: Agenda, at: datetime) -> str:
+    """Return why a schedule has no fire time at this instant, with the neighbouring ones."""
+    before, after = agenda.previous(at), agenda.next(at)
+    if at < row.start_time:
+        first = f" The first fire time is {utc(after.nominal)}." if after else ""
+        return (
+            f"{utc(at)} is before the start of {row.name}, {utc(row.start_time)}: nothing fires"
+            f" before it.{first}"
+        )
+    if row.end_time is not None and at > row.end_time:
+        last = f" The last fire time is {utc(before.nominal)}." if before else ""
+        return (
+            f"{utc(at)} is after the end of {row.name}, {utc(row.end_time)}: nothing fires after"
+            f" it.{last}"
+        )
+    return f"{utc(at)} is no fire time of {row.name}: {neighbours(before, after, 'it')}."
+
+
+def neighbours(before: PlannedRun | Fire | None, after: PlannedRun | Fire | None, what: str) -> str:
+    """Return the fire times before and after ``what`` as a part of a sentence."""
+    words = (("before", before), ("after", after))
+    comes = [f"{word} {what} comes {utc(fire.nominal)}" for word, fire in words if fire]
+    return " and ".join(comes) or "it has none"
 
 
 # A change never fires a time in the past. Called by the managers of RecurringTask, ``sync``, the
@@ -672,12 +702,7 @@ def _check(
             f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
         )
     if action != Action.ADD and existing is None:
-        before, after = (
-            one.nominal if one else None for one in (agenda.previous(when), agenda.next(when))
-        )
-        explanation = not_a_fire_time(
-            row.name, when, (row.start_time, row.end_time), (before, after)
-        )
+        explanation = not_a_fire_time(row, agenda, when)
         raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
     if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
         raise TransitionRefused(

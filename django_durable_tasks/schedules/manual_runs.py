@@ -32,8 +32,14 @@ from django_durable_tasks.operations.operation import (
 from django_durable_tasks.option_values import checked_count, checked_key, instant
 from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
 from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange
-from django_durable_tasks.schedules.explanations import no_fires_within, not_a_fire_time
-from django_durable_tasks.schedules.lifecycle import locked, recurring, refuse_ended
+from django_durable_tasks.schedules.lifecycle import (
+    locked,
+    neighbours,
+    not_a_fire_time,
+    recurring,
+    refuse_ended,
+    utc,
+)
 from django_durable_tasks.schedules.misfires import (
     BackfillAction,
     BackfillReport,
@@ -320,17 +326,14 @@ def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bo
     needed.
     """
     if start < row.start_time:
-        first = agenda_of(row).next(row.start_time - _INSTANT) if end < row.start_time else None
-        return not_a_fire_time(
-            row.name, start, (row.start_time, None), (None, first.nominal if first else None)
-        )
+        return not_a_fire_time(row, agenda_of(row), start)
     if row.end_time is not None and end > row.end_time:
-        return not_a_fire_time(row.name, end, (None, row.end_time), (None, None))
+        return not_a_fire_time(row, agenda_of(row), end)
     if any_fires:
         return ""
     times = fire_times_of(row)
-    near = [one.nominal if one else None for one in (times.previous(start), times.next(end))]
-    return no_fires_within(row.name, (start, end), (near[0], near[1]))
+    near = neighbours(times.previous(start), times.next(end), "them")
+    return f"{row.name} has no fire time from {utc(start)} to {utc(end)}: {near}."
 
 
 def _choice(option: str, value: str, choices: Any) -> Any:
