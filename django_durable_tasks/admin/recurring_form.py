@@ -28,8 +28,7 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.schedules import options as readers
-from django_durable_tasks.schedules.explain import Preview, preview
-from django_durable_tasks.schedules.explanations import FireTime
+from django_durable_tasks.schedules.explain import FireTime, Preview, preview
 from django_durable_tasks.schedules.lifecycle import upsert
 from django_durable_tasks.schedules.timetables.builder import checked
 from django_durable_tasks.schedules.timetables.zones import zone, zone_names

@@ -31,7 +31,8 @@ from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, Re
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules.explain import upcoming
-from django_durable_tasks.schedules.misfires import QUARANTINED, BackfillReport
+from django_durable_tasks.schedules.manual_runs import BackfillReport
+from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.schedules.options import CODE, SETTINGS
 from django_durable_tasks.schedules.timetables.builder import words
 from django_durable_tasks.store.clock import database_now

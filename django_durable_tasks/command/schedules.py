@@ -47,7 +47,7 @@ from django_durable_tasks.schedules.business_days import (
     from_holidays,
     from_ics,
 )
-from django_durable_tasks.schedules.misfires import BackfillReport
+from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.sync import NOTHING_DONE, SyncStep
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.tables import database

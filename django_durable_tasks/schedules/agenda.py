@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
@@ -169,13 +169,11 @@ class EveryFire:
 
     def next(self, after: datetime) -> PlannedRun | None:
         """Return the first run strictly after."""
-        fire = self.fires.next(after)
-        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
+        return _on_time(self.fires.next(after))
 
     def previous(self, before: datetime) -> PlannedRun | None:
         """Return the last run strictly before."""
-        fire = self.fires.previous(before)
-        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
+        return _on_time(self.fires.previous(before))
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs in (after, until]."""
@@ -187,8 +185,11 @@ class EveryFire:
 
     def at_nominal(self, nominal: datetime) -> PlannedRun | None:
         """Return the run of this fire time; None if it is not a fire time."""
-        fire = fire_at(self.fires, nominal)
-        return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
+        return _on_time(fire_at(self.fires, nominal))
+
+
+def _on_time(fire: Fire | None) -> PlannedRun | None:
+    return None if fire is None else PlannedRun(fire.nominal, fire.nominal, fire.remarks)
 
 
 def fire_at(fires: Timetable, nominal: datetime) -> Fire | None:
@@ -661,19 +662,18 @@ class OnOpenDays:
     ) -> SkippedRange:
         counts = [self._within(fire, piece, until) for fire, piece in left]
         last = self._last(left[-1][1], until) if complete else self._last(None, until)
-        reasons = list(
-            dict.fromkeys(why for fire, piece in left for why in self._reasons(fire, piece, until))
-        )
-        listed = ", ".join(reasons[:_REMARKED]) + (", …" if len(reasons) > _REMARKED else "")
+        reasons: dict[str, None] = {}  # in the order of the days, each once
+        for fire, piece in left:
+            for number in range((piece.end - fire.nominal).days + 1):
+                moment = fire.nominal + number * ONE_DAY
+                if moment < min(piece.end, until + TICK):
+                    reasons[self.cuts.why_closed(moment)] = None
+        more = ", …" if len(reasons) > _REMARKED else ""
+        listed = ", ".join(islice(reasons, _REMARKED)) + more
         exact = complete and all(one.exact for one in counts)
         number = sum(one.number for one in counts)
         reason = f"{self._closed_by()}: {listed}"
         return SkippedRange(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
-
-    def _reasons(self, fire: Fire, piece: Segment, until: datetime) -> list[str]:
-        end, days = min(piece.end, until + TICK), (piece.end - fire.nominal).days + 1
-        moments = (fire.nominal + number * ONE_DAY for number in range(days))
-        return [self.cuts.why_closed(moment) for moment in moments if moment < end]
 
     def _not_rolled(
         self, left: list[tuple[Fire, Segment]], until: datetime, complete: bool
@@ -829,32 +829,6 @@ def checked(overrides: Iterable[Override]) -> list[Override]:
     return list(found.values())
 
 
-def of_fires(fires: Timetable, overrides: Iterable[Override]) -> list[Override]:
-    """Return the overrides that have an effect: an added time, or a time at which the schedule
-    fires.
-    """
-    return [
-        one
-        for one in overrides
-        if one.action == Action.ADD or fire_at(fires, one.fire_time) is not None
-    ]
-
-
-def overridden(rest: Agenda, overrides: Iterable[Override]) -> Overridden:
-    """Return the agenda with these overrides, given the agenda without their fire times."""
-    runs = sorted(
-        (_run(one) for one in overrides if one.action != Action.SKIP),
-        key=lambda run: (run.at, run.nominal),
-    )
-    met = [late for early, late in pairwise(runs) if early.at == late.at]
-    return Overridden(
-        rest,
-        tuple(run for run in runs if run not in met),
-        tuple(met),
-        tuple(one for one in overrides if one.action == Action.SKIP),
-    )
-
-
 def _run(one: Override) -> PlannedRun:
     if one.move_to is None:
         return PlannedRun(
@@ -896,20 +870,28 @@ def agenda(
         )
     if start is not None and end is not None and end < start:
         raise InvalidSchedule(f"end_time={end} is before start_time={start}: no fire lies between.")
-    fires, own = timetable, checked(overrides)
+    fires = timetable
     if start is not None or end is not None:
         fires = BoundedTimetable(
             fires, start and start.astimezone(UTC), end and end.astimezone(UTC)
         )
-    if own:
-        own = of_fires(fires, own)
-        fires = TimetableExcept(
-            fires,
-            frozenset(one.fire_time for one in own if fire_at(fires, one.fire_time) is not None),
-        )
+    own = {override: fire_at(fires, override.fire_time) for override in checked(overrides)}
+    # The others have no effect: the schedule does not fire at their time.
+    effective = [one for one, fire in own.items() if one.action == Action.ADD or fire is not None]
+    if effective:
+        out = (override.fire_time for override, fire in own.items() if fire is not None)
+        fires = TimetableExcept(fires, frozenset(out))
     rest = (
         EveryFire(fires)
         if days is None
         else OnOpenDays(fires, CalendarSegments(days, Roll(roll), WallClock(zone)))
     )
-    return overridden(rest, own) if own else rest
+    if not effective:
+        return rest
+    runs = sorted(
+        (_run(one) for one in effective if one.action != Action.SKIP),
+        key=lambda run: (run.at, run.nominal),
+    )
+    met = tuple(late for early, late in pairwise(runs) if early.at == late.at)
+    skipped = tuple(one for one in effective if one.action == Action.SKIP)
+    return Overridden(rest, tuple(run for run in runs if run not in met), met, skipped)

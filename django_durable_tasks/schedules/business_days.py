@@ -253,12 +253,10 @@ class _Event:
         return next((one for one in self.properties if one.name == name), None)
 
     def text(self, name: str) -> str:
-        found = self.get(name)
-        return (
-            ""
-            if found is None
-            else _ESCAPED.sub(lambda one: " " if one[1] in "nN" else one[1], found.value).strip()
-        )
+        line = self.get(name)
+        if line is None:
+            return ""
+        return _ESCAPED.sub(lambda one: " " if one[1] in "nN" else one[1], line.value).strip()
 
 
 def from_ics(text: str, years: Sequence[int]) -> tuple[SpecialDay, ...]:
@@ -297,11 +295,8 @@ def _days(
     own = event.get("RECURRENCE-ID") is not None
     for start in _starts(event, first - length * _ONE, last):
         if own or (event.text("UID"), start) not in replaced:
-            yield from (
-                start + number * _ONE
-                for number in range(length)
-                if first <= start + number * _ONE <= last
-            )
+            days = (start + number * _ONE for number in range(length))
+            yield from (day for day in days if first <= day <= last)
 
 
 def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
@@ -310,7 +305,13 @@ def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
     if event.get("RECURRENCE-ID") is not None or not lines:
         yield start
         return
-    rule = [f"DTSTART:{start:%Y%m%d}", f"RDATE:{start:%Y%m%d}", *map(_recurrence, lines)]
+    rule = [f"DTSTART:{start:%Y%m%d}", f"RDATE:{start:%Y%m%d}"]
+    for line in lines:
+        value = line.value
+        if line.name in {"RDATE", "EXDATE"}:  # with dates instead of times
+            dates = (_day_of_property(line._replace(value=part)) for part in value.split(","))
+            value = ",".join(f"{day:%Y%m%d}" for day in dates)
+        rule.append(f"{line.name}:{value}")
     try:
         parts = checked([{"rrule": "\n".join(rule)}])
     except InvalidSchedule as error:
@@ -320,15 +321,6 @@ def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
     while fire is not None and fire.nominal.date() <= last:
         yield fire.nominal.date()
         fire = recurring.next(fire.nominal)
-
-
-def _recurrence(line: _Property) -> str:
-    """Return a recurrence line with dates instead of times."""
-    if line.name not in {"RDATE", "EXDATE"}:
-        return f"{line.name}:{line.value}"
-    return f"{line.name}:" + ",".join(
-        f"{_day_of_property(line._replace(value=one)):%Y%m%d}" for one in line.value.split(",")
-    )
 
 
 def _length(event: _Event) -> int:
@@ -387,7 +379,13 @@ def _events(text: str) -> list[_Event]:
     inside: list[_Property] = []
     for line in _lines(text):
         if line.name == "BEGIN":
-            _begin(line, inside, events)
+            inside.append(line._replace(value=line.value.upper()))
+            if inside[0].value != "VCALENDAR":
+                _refuse(line.number, "an iCalendar file begins with BEGIN:VCALENDAR")
+            if inside[-1].value == "VEVENT":
+                events.append(_Event(line.number))
+            if len(events) > MOST_EVENTS:
+                _refuse(line.number, f"more than {MOST_EVENTS} events")
         elif line.name == "END":
             if not inside or inside.pop().value != line.value.upper():
                 _refuse(line.number, f"END:{line.value[:40]} ends nothing that began")
@@ -396,16 +394,6 @@ def _events(text: str) -> list[_Event]:
     if inside:
         _refuse(inside[-1].number, f"BEGIN:{inside[-1].value[:40]} has no end")
     return events
-
-
-def _begin(line: _Property, inside: list[_Property], events: list[_Event]) -> None:
-    inside.append(line._replace(value=line.value.upper()))
-    if inside[0].value != "VCALENDAR":
-        _refuse(line.number, "an iCalendar file begins with BEGIN:VCALENDAR")
-    if inside[-1].value == "VEVENT":
-        events.append(_Event(line.number))
-    if len(events) > MOST_EVENTS:
-        _refuse(line.number, f"more than {MOST_EVENTS} events")
 
 
 def _lines(text: str) -> Iterator[_Property]:

@@ -17,7 +17,7 @@ from django.utils.translation import ngettext_lazy
 from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import RecurringStatus, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay, RecurringTask
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.option_values import checked_key
@@ -73,61 +73,57 @@ def upsert(
     for _try in range(2):
         try:
             with recorded("calendar.save") as entry:
-                before = _audited(_calendars().filter(tenant_id=tenant_id, name=name).first())
-                pk = _locked(name, tenant_id)
-                if (
-                    revision is not None
-                    and not _calendars().filter(pk=pk, revision=revision).exists()
-                ):
+                named = _calendars().filter(tenant_id=tenant_id, name=name)
+                calendar = named.select_for_update().first()
+                before = _audited(calendar)
+                if calendar is None:
+                    # Raises IntegrityError if a concurrent transaction inserted it first.
+                    calendar = _calendars().create(tenant_id=tenant_id, name=name)
+                if revision is not None and calendar.revision != revision:
                     raise TransitionRefused(
                         f"Calendar {name!r} was changed meanwhile: read it again."
                     )
-                _write(pk, name, working_days, special, values)
+                stored = business_days(calendar)
+                week = stored.working_days if working_days is None else tuple(working_days)
+                # Raises InvalidCalendar.
+                valid = BusinessDays(
+                    name=name,
+                    working_days=week,
+                    special=stored.special if special is None else special,
+                )
+                named.update(
+                    revision=F("revision") + 1,
+                    updated_at=DatabaseNow(),
+                    working_days=list(week),
+                    **values,
+                )
+                if special is not None:
+                    _replace_days(calendar, valid.special)
                 _replan(name, tenant_id)
-                after = _audited(_calendars().get(pk=pk))
-                entry.changed("calendar", pk, before, after, tenant_id)
-            break
+                saved: Calendar = named.get()
+                entry.changed("calendar", saved.pk, before, _audited(saved), tenant_id)
+                return saved
         except IntegrityError as taken:
             lost = taken
-    else:
-        raise lost
-    found: Calendar = _calendars().get(pk=pk)
-    return found
+    raise lost
 
 
-def _locked(name: str, tenant_id: int) -> int:
-    """Lock the calendar of this name, or insert it, and return its id.
-
-    Raises IntegrityError if a concurrent transaction inserted it first.
-    """
-    known = (
-        _calendars()
-        .select_for_update()
-        .filter(tenant_id=tenant_id, name=name)
-        .values_list("pk", flat=True)
-        .first()
+def _replace_days(calendar: Calendar, special: Sequence[SpecialDay]) -> None:
+    rows = CalendarDay.objects.using(tables.database()).unguarded()
+    rows.filter(calendar=calendar).delete()
+    rows.bulk_create(
+        [
+            CalendarDay(
+                calendar=calendar,
+                date=day.day,
+                kind=day.kind.value,
+                until=day.until,
+                name=day.name[:200],
+            )
+            for day in special
+        ],
+        batch_size=_BULK,
     )
-    pk: int = _calendars().create(tenant_id=tenant_id, name=name).pk if known is None else known
-    return pk
-
-
-def _write(
-    pk: int,
-    name: str,
-    working_days: Sequence[int] | None,
-    days: Sequence[SpecialDay] | None,
-    values: dict[str, Any],
-) -> None:
-    calendar = _calendars().get(pk=pk)
-    known = business_days(calendar)
-    special = known.special if days is None else tuple(days)
-    week = known.working_days if working_days is None else tuple(working_days)
-    BusinessDays(name=name, working_days=week, special=special)  # raises InvalidCalendar
-    _calendars().filter(pk=pk).update(
-        revision=F("revision") + 1, updated_at=DatabaseNow(), working_days=list(week), **values
-    )
-    if days is not None:
-        _write_days(calendar, special)
 
 
 @operation(
@@ -156,12 +152,8 @@ def delete(calendar: Calendar) -> bool:
             return False
         calendar = locked
         keys = naming(name, tenant_id)
-        users = list(
-            recurring()
-            .filter(pk__in=keys)
-            .order_by("name")
-            .values_list("name", flat=True)[: _NAMED + 1]
-        )
+        rows = recurring().filter(pk__in=keys).order_by("name")
+        users = list(rows.values_list("name", flat=True)[: _NAMED + 1])
         if users:
             names = ", ".join(users[:_NAMED]) + (", …" if len(users) > _NAMED else "")
             raise TransitionRefused(
@@ -187,70 +179,39 @@ def _calendars() -> Any:
     return Calendar.objects.using(tables.database()).unguarded()
 
 
-def _write_days(calendar: Calendar, special: Sequence[SpecialDay]) -> None:
-    days = CalendarDay.objects.using(tables.database()).unguarded()
-    days.filter(calendar=calendar).delete()
-    days.bulk_create(
-        [
-            CalendarDay(
-                calendar=calendar,
-                date=one.day,
-                kind=one.kind.value,
-                until=one.until,
-                name=one.name[:200],
-            )
-            for one in special
-        ],
-        batch_size=_BULK,
-    )
-
-
 def naming(name: str, tenant_id: int) -> list[Any]:
     """Return the ids, in ascending order, of the schedules that use this calendar and have not
     ended.
     """
-    rows = (
-        recurring()
-        .for_tenant(tenant_id)
-        .exclude(status=RecurringStatus.CANCELLED)
-        .exclude(calendars=[])
-    )
-    return [
-        pk
-        for pk, names in rows.order_by("pk").values_list("pk", "calendars").iterator()
-        if name in names
-    ]
+    rows = recurring().for_tenant(tenant_id).exclude(status=RecurringStatus.CANCELLED)
+    names_by_id = rows.exclude(calendars=[]).order_by("pk").values_list("pk", "calendars")
+    return [pk for pk, names in names_by_id.iterator() if name in names]
 
 
 def _replan(name: str, tenant_id: int) -> None:
     """Set the next fire time of the active schedules that use a calendar, ``_BULK`` at a time."""
     keys = naming(name, tenant_id)
     for first in range(0, len(keys), _BULK):
-        rows = list(
-            recurring()
-            .filter(pk__in=keys[first : first + _BULK])
-            .order_by("pk")
-            .select_for_update()
-        )
+        locked = recurring().filter(pk__in=keys[first : first + _BULK]).order_by("pk")
+        rows, moves = list(locked.select_for_update()), list[Move]()
         calendars = calendars_of(rows)
-        advance(
-            [_move(row, calendars, name) for row in rows if row.status == RecurringStatus.ACTIVE]
-        )
-
-
-def _move(row: RecurringTask, calendars: Any, name: str) -> Move:
-    try:
-        following = agenda_of(row, calendars).next(row.watermark_at)
-    except InvalidSchedule as broken:
-        raise InvalidCalendar(
-            f"Calendar {name!r} breaks recurring task {row.name!r}: {broken}"
-        ) from broken
-    except InvalidCalendar as closed:
-        raise InvalidCalendar(
-            f"With this calendar, recurring task {row.name!r} has no day left: {closed}"
-        ) from closed
-    if following is None:
-        raise InvalidCalendar(
-            f"Calendar {name!r} would leave recurring task {row.name!r} no fire; pause it first."
-        )
-    return Move(row.pk, row.revision, following.at, row.watermark_at)
+        for row in rows:
+            if row.status != RecurringStatus.ACTIVE:
+                continue
+            try:
+                following = agenda_of(row, calendars).next(row.watermark_at)
+            except InvalidSchedule as broken:
+                raise InvalidCalendar(
+                    f"Calendar {name!r} breaks recurring task {row.name!r}: {broken}"
+                ) from broken
+            except InvalidCalendar as closed:
+                raise InvalidCalendar(
+                    f"With this calendar, recurring task {row.name!r} has no day left: {closed}"
+                ) from closed
+            if following is None:
+                raise InvalidCalendar(
+                    f"Calendar {name!r} would leave recurring task {row.name!r} no fire; pause it"
+                    " first."
+                )
+            moves.append(Move(row.pk, row.revision, following.at, row.watermark_at))
+        advance(moves)

@@ -1,15 +1,19 @@
-"""Explains the fire times of a schedule, and previews those of a draft."""
+"""Explains the fire times of a schedule, and previews those of a draft.
+
+Reads the schedule, the ledger and its tasks, and writes nothing. Called by the managers of
+RecurringTask, the admin and the command line.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.choices import RecurringStatus
+from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.limits import overlap
@@ -18,35 +22,30 @@ from django_durable_tasks.models import (
     OccurrenceRecord,
     RecurringTask,
     SchedulerLease,
-    Task,
 )
 from django_durable_tasks.models.cluster import lease_name
 from django_durable_tasks.option_values import checked_count, checked_key, checked_name, instant
 from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
-from django_durable_tasks.schedules.agenda import Agenda, PlannedRun
-from django_durable_tasks.schedules.explanations import (
-    FireEntry,
-    FireTime,
-    OccurrenceTask,
-    ScheduleFacts,
-    StartedWorkflow,
-    account,
-)
-from django_durable_tasks.schedules.lifecycle import recurring
-from django_durable_tasks.schedules.misfires import effective, named
+from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun, SkippedRange
+from django_durable_tasks.schedules.lifecycle import not_a_fire_time, recurring, utc
+from django_durable_tasks.schedules.misfires import QUARANTINED, RUN, effective, named
 from django_durable_tasks.schedules.options import KINDS, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of, check, readable
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
-
-# Explains the fire times of a schedule, past and future, from its row, the ledger and its tasks.
-#
-# Writes nothing. Called by the managers of RecurringTask, the admin and the command line.
-
+from django_durable_tasks.tasks.explanations import ago
 
 MOST_FIRES = 10_000
 _MAX_ENTRIES = 20
-_INSTANT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class FireTime:
+    """A planned fire: its fire time, its earliest start (both UTC), and its remarks."""
+
+    nominal: datetime
+    effective: datetime
+    remarks: tuple[str, ...] = ()
 
 
 @readable
@@ -61,14 +60,22 @@ def next_fire_times(
     """
     checked_count("number", number, 1, MOST_FIRES)
     start = database_now() if after is None else instant("after", after).astimezone(UTC)
-    if row.status == RecurringStatus.CANCELLED or (
-        row.status == RecurringStatus.PAUSED and row.paused_until is None
-    ):
+    if row.status == RecurringStatus.PAUSED and row.paused_until is None:
         return []
-    if row.status == RecurringStatus.PAUSED and row.paused_until is not None:
-        start = max(start, row.paused_until)
+    return upcoming(row, number, start)
+
+
+def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:
+    """Return at most ``number`` fire times after ``now``.
+
+    For a paused schedule, returns the fire times that it would have if it were resumed. An ended
+    schedule has none.
+    """
+    if row.status == RecurringStatus.CANCELLED:
+        return []
     left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))
-    return list(islice(fires(row, agenda_of(row), start), left))
+    after = max(now, row.paused_until) if row.paused_until else now
+    return list(islice(fires(row, agenda_of(row), after), left))
 
 
 def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireTime]:
@@ -79,14 +86,13 @@ def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireT
     planned = agenda.next(after)
     while planned is not None:
         following = agenda.next(planned.at)
-        yield _fire(row, planned, following)
+        next_at = following.at if following else None
+        starts = effective(planned, next_at, str(row.pk), row.jitter, row.jitter_percent)
+        yield FireTime(planned.nominal, starts, planned.remarks)
         planned = following
 
 
-def _fire(row: RecurringTask, planned: PlannedRun, following: PlannedRun | None) -> FireTime:
-    next_at = following.at if following else None
-    starts = effective(planned, next_at, str(row.pk), row.jitter, row.jitter_percent)
-    return FireTime(planned.nominal, starts, planned.remarks)
+# The explanation of an instant --------------------------------------------------------------------
 
 
 def explain(row: RecurringTask, at: datetime) -> str:
@@ -96,114 +102,195 @@ def explain(row: RecurringTask, at: datetime) -> str:
     An instant in whole seconds refers to the only fire time within that second.
     """
     registry.load_for(row.task)
-    when, found = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
+    when, schedule = instant("at", at).astimezone(UTC), recurring().get(pk=row.pk)
     try:
-        return account(_facts(found, lifecycle.meant_fire_time(found, when)))
+        return _explanation(schedule, lifecycle.meant_fire_time(schedule, when))
     except (InvalidSchedule, InvalidCalendar) as broken:
-        return f"{found.name} cannot fire at all: {broken}"
+        return f"{schedule.name} cannot fire at all: {broken}"
 
 
 @readable
-def _facts(row: RecurringTask, when: datetime) -> ScheduleFacts:
+def _explanation(row: RecurringTask, at: datetime) -> str:
     check(row)
     agenda, now = agenda_of(row), database_now()
-    before, after, planned = agenda.previous(when), agenda.next(when), agenda.at_nominal(when)
-    meets = agenda.next(when - _INSTANT)
-    starts_then = meets is not None and meets.at <= lifecycle.end_of(when)
-    lease = SchedulerLease.objects.using(tables.database()).filter(
-        name=lease_name(), expires_at__gt=now
+    # The entry of this fire time is the first, then ranges from the newest, then a manual run.
+    ledger_entries = ledger.ledger().filter(recurring_task=row.pk)
+    entries = [
+        *ledger_entries.covering(at)[:_MAX_ENTRIES],
+        *ledger_entries.filter(fire_time=at, request_id__isnull=False)[:1],
+    ]
+    own = next((entry for entry in entries if entry.last_fire_time is None), None)
+    if own is not None:
+        return _recorded(own)
+    planned = agenda.at_nominal(at)
+    if planned is None:
+        return _no_fire_time(row, agenda, at)
+    if isinstance(planned, SkippedRange):
+        outcome = "did not run" if planned.last <= now else "will not run"
+        return f"{utc(at)} {outcome}: {planned.reason}."
+    if planned.at > now:
+        return _to_come(row, agenda, planned, now)
+    for entry in entries:
+        if entry.outcome in (FireOutcome.MISSED, FireOutcome.PAUSED):
+            return _in_range(entry, at)
+    return _without_entry(row, planned, now)
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _recorded(entry: OccurrenceRecord) -> str:
+    """Explain a fire time by its own entry, and what became of its task."""
+    because = _because(entry.reason)
+    blocker = (
+        f"{RUN} {entry.blocked_by} of an earlier fire"
+        if entry.reason.startswith(RUN)
+        else f"task {entry.blocked_by} of an earlier run"
     )
-    return ScheduleFacts(
-        at=when,
-        now=now,
-        name=row.name,
-        task=row.task,
-        status=row.status,
-        status_reason=row.status_reason,
-        status_by=row.status_by,
-        paused_at=row.paused_at,
-        paused_until=row.paused_until,
-        error=row.error,
-        declared_at=row.created_at,
-        edited_at=row.updated_at,
-        watermark=row.watermark_at,
-        ledger_from=row.ledger_from,
-        next_run_at=row.next_run_at,
-        lines=_ledger_lines(row, when),
-        planned=planned,
-        fire=_fire(row, planned, agenda.next(planned.at))
-        if isinstance(planned, PlannedRun)
-        else None,
-        runs_then=meets.nominal if meets and starts_then else None,
-        start=row.start_time,
-        end=row.end_time,
-        before=before.nominal if before else None,
-        after=after.nominal if after else None,
-        known=registry.find(row.task) is not None,
-        led=lease.exists(),
-        poll=conf.settings().POLL,
-    )
-
-
-def _ledger_lines(row: RecurringTask, when: datetime) -> tuple[FireEntry, ...]:
-    """Return the ledger entries of this instant: its own entry, then ranges from the newest, then a
-    manual run.
-    """
-    entries = ledger.ledger().filter(recurring_task=row.pk)
-    found = list(entries.covering(when)[:_MAX_ENTRIES])
-    found += entries.filter(fire_time=when, request_id__isnull=False)[:1]
-    return tuple(
-        FireEntry(
-            outcome=entry.outcome,
-            first=entry.fire_time,
-            last=entry.last_fire_time,
-            count=entry.count,
-            exact=entry.count_is_exact,
-            reason=entry.reason,
-            effective=entry.effective_at,
-            blocked_by=entry.blocked_by,
-            task=_task_of(entry),
-        )
-        for entry in found
-    )
-
-
-def _task_of(entry: OccurrenceRecord) -> OccurrenceTask | None:
+    outcome = {
+        FireOutcome.DISPATCHED: f"was dispatched{because}",
+        FireOutcome.ROLLED: f"was rolled and dispatched{because}",
+        FireOutcome.MANUAL: f"was run by hand{because}",
+        FireOutcome.SKIPPED_OVERLAP: f"was skipped: {blocker} was still open",
+        FireOutcome.SKIPPED_QUOTA: f"was skipped by a quota: {entry.reason}",
+        FireOutcome.EXPIRED: f"came too late: it expired after {entry.reason}",
+        FireOutcome.OVERRIDDEN: f"did not run: {entry.reason}",
+        FireOutcome.FAILED_TO_CREATE: f"could not be created: {entry.reason}",
+    }.get(FireOutcome(entry.outcome), f"did not run: {entry.outcome}{because}")
+    sentence = f"{utc(entry.fire_time)} {outcome}."
     if entry.task_id is None:
-        return None
+        return sentence
     task = tables.tasks().filter(pk=entry.task_id).first()
     if task is None:
-        return OccurrenceTask(task_id=entry.task_id)
-    since = task.completed_at or task.started_at
-    first = overlap.open_runs([task.overlap_key])[task.overlap_key][:1] if task.is_waiting else []
-    behind = next((named(first, one.task_id) for one in first if one.task_id != task.pk), "")
-    return OccurrenceTask(
-        task_id=task.pk,
-        status=task.status,
-        reason=task.reason,
-        waiting_for_overlap=task.is_waiting,
-        behind=behind,
-        since=since,
-        run=_run_of(task),
+        return f"{sentence} It was task {entry.task_id}, which is no longer kept."
+    if task.is_waiting:
+        first = overlap.open_runs([task.overlap_key])[task.overlap_key][:1]
+        behind = "".join(
+            f" behind {named(first, run.task_id)}" for run in first if run.task_id != task.pk
+        )
+        return f"{sentence} Its task {task.pk} is held{behind} until its overlap key is free."
+    moment = task.completed_at or task.started_at
+    since = f" since {utc(moment)}" if moment else ""
+    sentence += f" Its task {task.pk} is {task.status}{since}{_because(task.reason)}."
+    run = (
+        workflow_runs()
+        .filter(
+            recurring_task=entry.recurring_task_id, fire_time=task.fire_time, parent__isnull=True
+        )
+        .order_by("-pk")
+        .first()
+    )
+    if run is None:
+        return sentence
+    return (
+        f"{sentence} It started {RUN} {run.pk}, which is {run.status}: {run.ended} of {run.total}"
+        " tasks have ended."
     )
 
 
-def _run_of(task: Task) -> StartedWorkflow | None:
-    """Return the newest workflow run that this task started, or None."""
-    started = workflow_runs().filter(
-        recurring_task=task.recurring_task_id, fire_time=task.fire_time
-    )
-    row = (
-        started.filter(parent__isnull=True).order_by("-pk").first()
-        if task.recurring_task_id
-        else None
-    )
-    return None if row is None else StartedWorkflow(row.pk, row.status, row.ended, row.total)
+_MISSED = {
+    "COALESCED": "RUN_ONE_NOW ran the last of them only",
+    "SKIP_MISSED": "SKIP_MISSED runs none of them",
+    "CATCHUP_WINDOW": "they lie further back than catchup_window",
+    "MAX_CATCHUP_RUNS": "max_catchup_runs were caught up, and these were older",
+}
 
 
-# Shows the schedule that ``upsert`` would save, and the next fire times of schedules.
-#
-# Validates as ``upsert`` does and writes nothing. Called by the admin and the command line.
+def _in_range(entry: OccurrenceRecord, at: datetime) -> str:
+    """Explain a fire time by the entry of a range that contains it."""
+    among = ""
+    if entry.count > 1 and entry.last_fire_time is not None:
+        number = f"{'' if entry.count_is_exact else 'at least '}{entry.count}"
+        first, last = utc(entry.fire_time), utc(entry.last_fire_time)
+        among = f", one of {number} fire times from {first} to {last}"
+    if entry.outcome == FireOutcome.PAUSED:
+        return f"{utc(at)} did not run: the schedule was paused{_because(entry.reason)}{among}."
+    return f"{utc(at)} was missed{among}: {_MISSED.get(entry.reason, entry.reason)}."
+
+
+def _no_fire_time(row: RecurringTask, agenda: Agenda, at: datetime) -> str:
+    text = not_a_fire_time(row, agenda, at)
+    meets = agenda.next(at - TICK)
+    if meets is not None and meets.at <= lifecycle.end_of(at):
+        text += f" The fire time {utc(meets.nominal)} was put there: ask about that one."
+    if at <= row.updated_at and row.updated_at > row.created_at:
+        edited = utc(row.updated_at)
+        text += f" It was changed at {edited}; the explanation uses the present schedule."
+    return text
+
+
+def _to_come(row: RecurringTask, agenda: Agenda, planned: PlannedRun, now: datetime) -> str:
+    at = utc(planned.nominal)
+    if row.status == RecurringStatus.CANCELLED:
+        return f"{at} will not run: the schedule has ended{_because(row.status_reason)}."
+    if row.status == RecurringStatus.PAUSED and not (
+        row.paused_until and row.paused_until < planned.at
+    ):
+        return f"{at} will not run unless the schedule is resumed before: {_paused(row)}."
+    following = agenda.next(planned.at)
+    next_at = following.at if following else None
+    starts = effective(planned, next_at, str(row.pk), row.jitter, row.jitter_percent)
+    jitter = ", by its jitter" if starts != planned.at else ""
+    late = f" at {utc(starts)}{jitter}" if starts != planned.nominal else ""
+    remarks = f" ({'; '.join(planned.remarks)})" if planned.remarks else ""
+    wait = ago((starts - now).total_seconds())
+    return f"{at} will run{late}, in {wait}{remarks}.{_unregistered(row)}"
+
+
+def _unregistered(row: RecurringTask) -> str:
+    if registry.find(row.task) is not None:
+        return ""
+    return f" No durable task {row.task} is registered in this process."
+
+
+def _paused(row: RecurringTask) -> str:
+    if row.status_reason == QUARANTINED:
+        return f"it could not be triggered and is paused (QUARANTINED): {row.error}"
+    since = f" since {utc(row.paused_at)}" if row.paused_at else ""
+    by = f" by {row.status_by}" if row.status_by else ""
+    until = f" until {utc(row.paused_until)}" if row.paused_until else ""
+    return f"it is paused{since}{by}{until}{_because(row.status_reason)}"
+
+
+def _without_entry(row: RecurringTask, planned: PlannedRun, now: datetime) -> str:
+    """Explain a fire time in the past that has no ledger entry."""
+    at = utc(planned.nominal)
+    if row.ledger_from is not None and planned.nominal <= row.ledger_from:
+        return f"{at} is not after {utc(row.ledger_from)}: its ledger entry has been deleted."
+    if planned.at > row.watermark_at:
+        if row.status == RecurringStatus.CANCELLED:
+            return f"{at} did not run: the schedule had ended{_because(row.status_reason)}."
+        if row.status == RecurringStatus.PAUSED:
+            return f"{at} did not run: {_paused(row)}."
+        return _due(row, planned, now)
+    if planned.nominal <= row.created_at:
+        return (
+            f"{at} did not run: the schedule did not exist before {utc(row.created_at)}."
+            " backfill() can run it."
+        )
+    return (
+        f"{at} did not run: the schedule was changed at {utc(row.updated_at)}, and an edit never"
+        " fires for a time in the past. backfill() can run it."
+    )
+
+
+def _due(row: RecurringTask, planned: PlannedRun, now: datetime) -> str:
+    at, late = utc(planned.nominal), (now - planned.at).total_seconds()
+    since = f"since {ago(late)}" if late >= 1 else "now"
+    leases = SchedulerLease.objects.using(tables.database())
+    if not leases.filter(name=lease_name(), expires_at__gt=now).exists():
+        return f"{at} is due {since}, and no scheduler leads: run `manage.py run_scheduler`."
+    if row.next_run_at is not None and row.next_run_at > now:
+        again = utc(row.next_run_at)
+        return (
+            f"{at} is due {since}; the schedule is looked at again at {again}.{_unregistered(row)}"
+        )
+    slow = " The leader is behind." if late > 2 * conf.settings().POLL else ""
+    return f"{at} is due {since}: the leader's next round triggers it.{slow}"
+
+
+# The preview of a draft ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,16 +334,3 @@ def preview(
         raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
     tick_plan.template_of(row)
     return Preview(row, now, list(islice(fires(row, agenda_of(row), now), number)))
-
-
-def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:
-    """Return at most ``number`` fire times after ``now``.
-
-    For a paused schedule, returns the fire times that it would have if it were resumed. An ended
-    schedule has none.
-    """
-    if row.status == RecurringStatus.CANCELLED:
-        return []
-    left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))
-    after = max(now, row.paused_until) if row.paused_until else now
-    return list(islice(fires(row, agenda_of(row), after), left))

@@ -14,13 +14,7 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import (
-    ENCRYPTED,
-    acting,
-    current_actor,
-    masked_arguments,
-    recorded,
-)
+from django_durable_tasks.audit import ENCRYPTED, acting, current_actor, masked_arguments, recorded
 from django_durable_tasks.choices import Action, RecurringStatus
 from django_durable_tasks.exceptions import (
     EncryptionError,
@@ -32,19 +26,13 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceOverride, RecurringTask, Tenant
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import (
-    Argument,
-    Reason,
-    Target,
-    as_text,
-    operation,
-)
+from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, tick_plan, writes
 from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun
-from django_durable_tasks.schedules.explanations import not_a_fire_time
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of, check, fire_times_of
+from django_durable_tasks.schedules.timetables.types import Fire
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -76,38 +64,52 @@ def meant_fire_time(row: RecurringTask, at: datetime) -> datetime:
     last = end_of(at)
     if last == at:
         return at
-    found = _from_timetable(row, at, last) | _from_ledger(row, at, last)
+    found = set[datetime]()
+    end = last if row.end_time is None else min(last, row.end_time)
+    times = fire_times_of(row)
+    fire = times.next(max(at, row.start_time) - TICK)
+    while fire is not None and fire.nominal <= end and len(found) < _TOO_MANY:
+        found.add(fire.nominal)
+        fire = times.next(fire.nominal)
+    within = Q(fire_time__range=(at, last))
+    # Two conditions, because the unique key serves one and the partial index the other.
+    recorded_within = Q(unique_fire_time__range=(at, last)) | (
+        Q(unique_fire_time__isnull=True, last_fire_time__isnull=True) & within
+    )
+    for rows in (_overrides(row).filter(within), ledger.ledger().filter(recorded_within)):
+        fire_times = rows.filter(recurring_task=row.pk).values_list("fire_time", flat=True)
+        found.update(fire_times[:_TOO_MANY])
     return found.pop() if len(found) == 1 else at
 
 
-def _from_timetable(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
-    last = last if row.end_time is None else min(last, row.end_time)
-    times, found = fire_times_of(row), set[datetime]()
-    fire = times.next(max(first, row.start_time) - TICK)
-    while fire is not None and fire.nominal <= last and len(found) < _TOO_MANY:
-        found.add(fire.nominal)
-        fire = times.next(fire.nominal)
-    return found
+def utc(instant: datetime) -> str:
+    """Return an instant as text, in UTC."""
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _from_ledger(row: RecurringTask, first: datetime, last: datetime) -> set[datetime]:
-    overrides = OccurrenceOverride.objects.using(tables.database()).filter(
-        fire_time__range=(first, last)
-    )
-    # Two conditions, because the unique key serves one and the partial index the other.
-    entries = ledger.ledger().filter(
-        Q(unique_fire_time__range=(first, last))
-        | Q(
-            unique_fire_time__isnull=True,
-            last_fire_time__isnull=True,
-            fire_time__range=(first, last),
+def not_a_fire_time(row: RecurringTask, agenda: Agenda, at: datetime) -> str:
+    """Return why a schedule has no fire time at this instant, with the neighbouring ones."""
+    before, after = agenda.previous(at), agenda.next(at)
+    if at < row.start_time:
+        first = f" The first fire time is {utc(after.nominal)}." if after else ""
+        return (
+            f"{utc(at)} is before the start of {row.name}, {utc(row.start_time)}: nothing fires"
+            f" before it.{first}"
         )
-    )
-    both = (
-        rows.filter(recurring_task=row.pk).values_list("fire_time", flat=True)
-        for rows in (overrides, entries)
-    )
-    return {fire_time for fire_times in both for fire_time in fire_times[:_TOO_MANY]}
+    if row.end_time is not None and at > row.end_time:
+        last = f" The last fire time is {utc(before.nominal)}." if before else ""
+        return (
+            f"{utc(at)} is after the end of {row.name}, {utc(row.end_time)}: nothing fires after"
+            f" it.{last}"
+        )
+    return f"{utc(at)} is no fire time of {row.name}: {neighbours(before, after, 'it')}."
+
+
+def neighbours(before: PlannedRun | Fire | None, after: PlannedRun | Fire | None, what: str) -> str:
+    """Return the fire times before and after ``what`` as a part of a sentence."""
+    words = (("before", before), ("after", after))
+    comes = [f"{word} {what} comes {utc(fire.nominal)}" for word, fire in words if fire]
+    return " and ".join(comes) or "it has none"
 
 
 # A change never fires a time in the past. Called by the managers of RecurringTask, ``sync``, the
@@ -205,13 +207,22 @@ def create(
         name=name,
         created_at=now,
         updated_at=now,
-        **{"start_time": now, **_zone(values), **values},
+        **{"start_time": now, **values},
     )
+    if "time_zone" not in values:
+        row.time_zone = ports.schedule_zone()
     if not row.timetable:
         raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
-    same = _same_request(row)
-    if same is not None:
-        return same
+    if row.idempotency_key is not None:
+        same: RecurringTask | None = (
+            recurring().filter(tenant_id=tenant_id, idempotency_key=row.idempotency_key).first()
+        )
+        if same is not None and (same.task, same.timetable) != (row.task, row.timetable):
+            raise IdempotencyConflict(
+                f"idempotency_key={row.idempotency_key!r} belongs to recurring task {same.name!r}."
+            )
+        if same is not None:
+            return same
     if paused:
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
     row.target_type = tick_plan.template_of(row).target_type
@@ -235,21 +246,6 @@ def release_name(name: str, tenant_id: int) -> None:
     row.updated_at = database_now()
     with recorded("schedule.change"):
         writes.rewrite(row)
-
-
-def _zone(values: Mapping[str, Any]) -> dict[str, str]:
-    return {} if "time_zone" in values else {"time_zone": ports.schedule_zone()}
-
-
-def _same_request(row: RecurringTask) -> RecurringTask | None:
-    if row.idempotency_key is None:
-        return None
-    known = recurring().filter(tenant_id=row.tenant_id, idempotency_key=row.idempotency_key).first()
-    if known is not None and (known.task, known.timetable) != (row.task, row.timetable):
-        raise IdempotencyConflict(
-            f"idempotency_key={row.idempotency_key!r} belongs to recurring task {known.name!r}."
-        )
-    return known
 
 
 def change(
@@ -343,9 +339,9 @@ def pause(
     """
     wake = None if until is None else instant("until", until)
     with recorded("schedule.pause"):
-        found = locked(row)
-        refuse_ended(found, "paused")
-        _pause(row, found, current_actor().reason, wake)
+        schedule = locked(row)
+        refuse_ended(schedule, "paused")
+        _pause(row, schedule, current_actor().reason, wake)
 
 
 @operation(
@@ -371,34 +367,30 @@ def snooze(
     """
     wake = instant("until", until).astimezone(UTC)
     with recorded("schedule.snooze"):
-        found = locked(row)
-        refuse_ended(found, "snoozed")
-        if found.status == RecurringStatus.PAUSED and not found.status_reason.startswith(SNOOZED):
+        schedule = locked(row)
+        refuse_ended(schedule, "snoozed")
+        own_pause = schedule.status_reason.startswith(SNOOZED)
+        if schedule.status == RecurringStatus.PAUSED and not own_pause:
+            end = schedule.paused_until
+            by = f" by {schedule.status_by}" if schedule.status_by else ""
+            pause_end = f" until {end.isoformat()}" if end else ""
+            why = f" ({schedule.status_reason})" if schedule.status_reason else ""
             raise TransitionRefused(
-                f"Recurring task {row.name!r} is paused{_who_and_why(found)}: resume it first."
+                f"Recurring task {row.name!r} is paused{by}{pause_end}{why}: resume it first."
             )
         reason = comment(SNOOZED, reason=current_actor().reason)
-        _pause(row, found, reason, meant_fire_time(found, wake))
+        _pause(row, schedule, reason, meant_fire_time(schedule, wake))
 
 
-def _pause(row: RecurringTask, found: RecurringTask, reason: str, wake: datetime | None) -> None:
+def _pause(row: RecurringTask, schedule: RecurringTask, reason: str, wake: datetime | None) -> None:
     now = database_now()
     if wake is not None and wake <= now:
         raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
-    found.paused_at = found.paused_at if found.status == RecurringStatus.PAUSED else now
-    found.status, found.status_reason, found.status_by = (
-        RecurringStatus.PAUSED,
-        reason[:200],
-        current_actor().by[:200],
-    )
-    found.paused_until = found.next_run_at = wake
-    keep(row, found, now)
-
-
-def _who_and_why(row: RecurringTask) -> str:
-    by = f" by {row.status_by}" if row.status_by else ""
-    until = f" until {row.paused_until.isoformat()}" if row.paused_until else ""
-    return f"{by}{until}{f' ({row.status_reason})' if row.status_reason else ''}"
+    schedule.paused_at = schedule.paused_at if schedule.status == RecurringStatus.PAUSED else now
+    schedule.status, schedule.status_by = RecurringStatus.PAUSED, current_actor().by[:200]
+    schedule.status_reason = reason[:200]
+    schedule.paused_until = schedule.next_run_at = wake
+    keep(row, schedule, now)
 
 
 def _resumed(_value: bool, run_missed: bool = False, **_told: Any) -> str:
@@ -449,24 +441,27 @@ def resume(
     """
     actor = current_actor()
     with recorded("schedule.resume"):
-        now, found = database_now(), locked(row)
-        refuse_ended(found, "resumed")
-        if found.status == RecurringStatus.ACTIVE:
+        now, schedule = database_now(), locked(row)
+        refuse_ended(schedule, "resumed")
+        if schedule.status == RecurringStatus.ACTIVE:
             return False
-        check(found)
-        passed = None if run_missed else ledger.paused_range(found, agenda_of(found), now)
-        found.status, found.status_by, found.error = RecurringStatus.ACTIVE, actor.by[:200], ""
+        check(schedule)
+        passed = None if run_missed else ledger.paused_range(schedule, agenda_of(schedule), now)
+        schedule.status, schedule.status_by = RecurringStatus.ACTIVE, actor.by[:200]
+        schedule.error = ""
         if pace is not None:
-            found.catchup_pace = seconds("pace", pace)
+            schedule.catchup_pace = seconds("pace", pace)
         if run_missed:
-            following = agenda_of(found).next(found.watermark_at)
+            following = agenda_of(schedule).next(schedule.watermark_at)
             # If no fire time is left, the next tick ends the schedule.
-            found.next_run_at = following.at if following else now
+            schedule.next_run_at = following.at if following else now
         else:
             ledger.write([passed] if passed else [])
-            _plan(found, now)
-        found.status_reason, found.paused_at, found.paused_until = actor.reason[:200], None, None
-        keep(row, found, now)
+            _plan(schedule, now)
+        schedule.status_reason = actor.reason[:200]
+        schedule.paused_at = None
+        schedule.paused_until = None
+        keep(row, schedule, now)
     return True
 
 
@@ -488,16 +483,13 @@ def cancel(row: RecurringTask) -> None:
     """End the schedule permanently. Its open tasks still run. Does nothing if it has ended."""
     actor = current_actor()
     with recorded("schedule.cancel"):
-        now, found = database_now(), locked(row)
-        if found.status == RecurringStatus.CANCELLED:
+        now, schedule = database_now(), locked(row)
+        if schedule.status == RecurringStatus.CANCELLED:
             return
-        found.status, found.status_reason, found.status_by = (
-            RecurringStatus.CANCELLED,
-            actor.reason[:200],
-            actor.by[:200],
-        )
-        found.next_run_at = found.paused_until = None
-        keep(row, found, now)
+        schedule.status, schedule.status_by = RecurringStatus.CANCELLED, actor.by[:200]
+        schedule.status_reason = actor.reason[:200]
+        schedule.next_run_at = schedule.paused_until = None
+        keep(row, schedule, now)
 
 
 def refuse_ended(row: RecurringTask, action: str) -> None:
@@ -508,12 +500,12 @@ def refuse_ended(row: RecurringTask, action: str) -> None:
         )
 
 
-def keep(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
+def keep(row: RecurringTask, schedule: RecurringTask, now: datetime) -> None:
     """Write the locked row and copy its columns to the caller's object."""
-    found.updated_at = now
-    writes.rewrite(found)
+    schedule.updated_at = now
+    writes.rewrite(schedule)
     for spec in RecurringTask._meta.concrete_fields:
-        setattr(row, spec.attname, undecrypted(found, spec.attname))
+        setattr(row, spec.attname, undecrypted(schedule, spec.attname))
 
 
 # Skips, moves and adds single future fire times of a schedule, and removes such overrides.
@@ -551,8 +543,7 @@ def override(
     row: RecurringTask,
     fire_time: FireTime,
     action: Annotated[
-        str,
-        Argument(_("Action"), choices=tuple((action.value, action.value) for action in Action)),
+        str, Argument(_("Action"), choices=tuple((action.value, action.value) for action in Action))
     ],
     *,
     move_to: Annotated[
@@ -577,23 +568,32 @@ def override(
     actor = current_actor()
     with recorded("schedule.override") as entry:
         entry.subject("schedule", row.pk, row.tenant_id)
-        now, found = database_now(), locked(row)
-        refuse_ended(found, "overridden")
-        when = when if action == Action.ADD else meant_fire_time(found, when)
-        _overrides(found).filter(fire_time=when).delete()
-        _check(found, when, target, Action(action), now)
-        _make_room(found, now)
+        now, schedule = database_now(), locked(row)
+        refuse_ended(schedule, "overridden")
+        when = when if action == Action.ADD else meant_fire_time(schedule, when)
+        _overrides(schedule).filter(fire_time=when).delete()
+        _check(schedule, when, target, Action(action), now)
+        if _overrides(schedule).count() >= _MOST:
+            # Those that are older than the ledger have no effect any more.
+            kept_from = conf.kept_from("LEDGER", now)
+            past = _overrides(schedule).filter(fire_time__lt=kept_from)
+            past.exclude(move_to__gte=kept_from).delete()
+            if _overrides(schedule).count() >= _MOST:
+                raise TransitionRefused(
+                    f"Recurring task {row.name!r} has {_MOST:,} overrides, the most that are"
+                    " allowed: remove one first."
+                )
         created = OccurrenceOverride(
-            recurring_task=found,
+            recurring_task=schedule,
             fire_time=when,
             action=action,
             move_to=target,
             reason=actor.reason[:200],
             by=actor.by[:200],
         )
-        _overrides(found).bulk_create([created])
+        _overrides(schedule).bulk_create([created])
         entry.detail(override=[action, when, target])
-        _replan(row, found, now)
+        _replan(row, schedule, now)
     return created
 
 
@@ -616,34 +616,18 @@ def withdraw_override(row: RecurringTask, fire_time: FireTime) -> bool:
     when = instant("fire_time", fire_time).astimezone(UTC)
     with recorded("schedule.remove_override") as entry:
         entry.subject("schedule", row.pk, row.tenant_id)
-        now, found = database_now(), locked(row)
-        refuse_ended(found, "overridden")
-        when = meant_fire_time(found, when)
-        existing = _overrides(found).filter(fire_time=when).first()
+        now, schedule = database_now(), locked(row)
+        refuse_ended(schedule, "overridden")
+        when = meant_fire_time(schedule, when)
+        existing = _overrides(schedule).filter(fire_time=when).first()
         if existing is None:
             return False
-        _refuse_past(found, when, now, "fire_time")
-        _overrides(found).filter(pk=existing.pk).delete()
+        _refuse_past(schedule, when, now, "fire_time")
+        _overrides(schedule).filter(pk=existing.pk).delete()
         entry.detail(removed_override=[existing.action, when, existing.move_to])
-        _refuse_recorded(found, when)
-        _replan(row, found, now)
+        _refuse_recorded(schedule, when)
+        _replan(row, schedule, now)
     return True
-
-
-def _make_room(row: RecurringTask, now: datetime) -> None:
-    """Delete overrides that are older than the ledger if the schedule has the most that it may
-    have. Raises TransitionRefused if it still has.
-    """
-    if _overrides(row).count() < _MOST:
-        return
-    kept_from = conf.kept_from("LEDGER", now)
-    past = _overrides(row).filter(fire_time__lt=kept_from)
-    past.exclude(move_to__gte=kept_from).delete()
-    if _overrides(row).count() >= _MOST:
-        raise TransitionRefused(
-            f"Recurring task {row.name!r} has {_MOST:,} overrides, the most that are allowed:"
-            " remove one first."
-        )
 
 
 def _overrides(row: RecurringTask) -> Any:
@@ -671,12 +655,7 @@ def _check(
             f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
         )
     if action != Action.ADD and existing is None:
-        before, after = (
-            one.nominal if one else None for one in (agenda.previous(when), agenda.next(when))
-        )
-        explanation = not_a_fire_time(
-            row.name, when, (row.start_time, row.end_time), (before, after)
-        )
+        explanation = not_a_fire_time(row, agenda, when)
         raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
     if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
         raise TransitionRefused(
@@ -705,12 +684,12 @@ def _refuse_recorded(row: RecurringTask, when: datetime) -> None:
         )
 
 
-def _replan(row: RecurringTask, found: RecurringTask, now: datetime) -> None:
-    if found.status == RecurringStatus.ACTIVE:
-        following = agenda_of(found).next(found.watermark_at)
+def _replan(row: RecurringTask, schedule: RecurringTask, now: datetime) -> None:
+    if schedule.status == RecurringStatus.ACTIVE:
+        following = agenda_of(schedule).next(schedule.watermark_at)
         # If no fire time is left, the next tick records the skipped ones and ends the schedule.
-        found.next_run_at = following.at if following else now
-    keep(row, found, now)
+        schedule.next_run_at = following.at if following else now
+    keep(row, schedule, now)
 
 
 _DAY = timedelta(days=1)

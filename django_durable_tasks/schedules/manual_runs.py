@@ -5,7 +5,9 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 from django.db import IntegrityError, transaction
@@ -15,7 +17,15 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.audit import current_actor, recorded
-from django_durable_tasks.choices import Action, CatchUpOrder, FireOutcome, Overlap, Status
+from django_durable_tasks.choices import (
+    OPEN,
+    OPEN_RUN,
+    Action,
+    CatchUpOrder,
+    FireOutcome,
+    Overlap,
+    Status,
+)
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
@@ -31,19 +41,17 @@ from django_durable_tasks.operations.operation import (
 )
 from django_durable_tasks.option_values import checked_count, checked_key, instant
 from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
-from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange
-from django_durable_tasks.schedules.explanations import no_fires_within, not_a_fire_time
-from django_durable_tasks.schedules.lifecycle import locked, recurring, refuse_ended
-from django_durable_tasks.schedules.misfires import (
-    BackfillAction,
-    BackfillReport,
-    BackfillStep,
-    OverlapDecision,
-    RecordedFire,
-    Reprocess,
-    decide,
-    step,
+from django_durable_tasks.schedules.agenda import TICK, PlannedRun, SkippedRange
+from django_durable_tasks.schedules.ledger import LedgerEntry
+from django_durable_tasks.schedules.lifecycle import (
+    locked,
+    neighbours,
+    not_a_fire_time,
+    recurring,
+    refuse_ended,
+    utc,
 )
+from django_durable_tasks.schedules.misfires import OverlapDecision, decide
 from django_durable_tasks.schedules.schedule_cache import agenda_of, fire_times_of, readable
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
@@ -99,18 +107,23 @@ def trigger_now(
     UniqueConflict if an open task has its unique key.
     """
     registry.load_for(row.task)
-    request = uuid.uuid4().hex if request_id is None else _checked(request_id)
+    if request_id is None:
+        request_id = uuid.uuid4().hex
+    elif len(checked_key("request_id", request_id)) > REQUEST_MAX:
+        raise InvalidOption(
+            f"request_id has {len(request_id)} characters, at most {REQUEST_MAX} are allowed."
+        )
     actor = current_actor()
     try:
         with recorded("schedule.run_now") as entry:
             entry.subject("schedule", row.pk, row.tenant_id)
             now, found = database_now(), locked(row)
             refuse_ended(found, "triggered")
-            known = ledger.ledger().filter(recurring_task=found.pk, request_id=request).first()
+            known = ledger.ledger().filter(recurring_task=found.pk, request_id=request_id).first()
             task_id = known.task_id if known else None
             if task_id is None:
-                task_id = _create(found, now, request, comment("", actor.by, actor.reason))
-                entry.detail(task=task_id, request_id=request)
+                task_id = _create(found, now, request_id, comment("", actor.by, actor.reason))
+                entry.detail(task=task_id, request_id=request_id)
     except IntegrityError as taken:
         raise UniqueConflict(
             f"Recurring task {row.name!r} cannot run now: an open task has its unique key."
@@ -118,75 +131,47 @@ def trigger_now(
     task: Task | None = tables.tasks().filter(pk=task_id).first()
     if task is None:
         raise TransitionRefused(
-            f"request_id={request!r} ran as task {task_id}, which is no longer kept."
+            f"request_id={request_id!r} ran as task {task_id}, which is no longer kept."
         )
     return task
 
 
-def _checked(request_id: str) -> str:
-    if len(checked_key("request_id", request_id)) > REQUEST_MAX:
-        raise InvalidOption(
-            f"request_id has {len(request_id)} characters, at most {REQUEST_MAX} are allowed."
-        )
-    return request_id
-
-
 @readable
-def _create(row: RecurringTask, now: datetime, request: str, reason: str) -> uuid.UUID:
-    shared, planned = tick_plan.template_of(row), PlannedRun(now, now)
-    overlap_key = shared.overlap_key
+def _create(row: RecurringTask, now: datetime, request_id: str, reason: str) -> uuid.UUID:
+    template, planned = tick_plan.template_of(row), PlannedRun(now, now)
+    overlap_key = template.overlap_key
     opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
     # An operator requested this run, so it waits where the run of a fire time would be skipped.
     verdict = decide(Overlap(row.overlap), opened, caught_up=True)
     operator_actions.cancel_with(tables.tasks().filter(pk__in=verdict.replaces), "REPLACED")
     edges.request_cancel_runs(workflow_runs().filter(pk__in=verdict.replaces), "REPLACED")
-    new = tick_plan.occurrence_task(
-        shared, planned, now, verdict, tick_plan.request_key(row.pk, request)
+    key = f"{row.pk}/request/{request_id}"
+    task = tick_plan.occurrence_task(template, planned, now, verdict, key)
+    publishes = not verdict.held and may_publish_at_once(task, None)
+    if publishes:
+        due_at = now + timedelta(seconds=conf.settings().REPUBLISH_AFTER)
+        task = task._replace(status=Status.QUEUED, epoch=1, publish_count=1, due_at=due_at)
+    entry = tick_plan.ledger_entry(
+        template,
+        planned,
+        FireOutcome.MANUAL,
+        term=None,
+        task=task,
+        request_id=request_id,
+        reason=reason,
+        blocked_by=verdict.blocked_by,
     )
-    new = _queued_if_possible(new, verdict, now)
-    ledger.write(
-        [
-            tick_plan.ledger_entry(
-                shared,
-                planned,
-                FireOutcome.MANUAL,
-                term=None,
-                task=new,
-                request_id=request,
-                reason=reason,
-                blocked_by=verdict.blocked_by,
-            )
-        ]
-    )
-    transitions.create_many([new])
-    if new.status == Status.QUEUED:
-        _publish_after_commit(new.id)
-    return new.id
+    ledger.write([entry])
+    transitions.create_many([task])
 
-
-def _publish_after_commit(task_id: uuid.UUID) -> None:
-    # A function, because Django names a robust hook that fails by its ``__qualname__``, which a
-    # partial lacks.
     def publish() -> None:
-        _publish(task_id)
+        # The overlap key is checked after the commit, as in every claim.
+        queued = transitions.claimed_tasks(tables.tasks().queued().filter(pk=task.id))
+        ports.publish(transitions.messages_for(overlap.admitted(queued)))
 
-    transaction.on_commit(publish, using=tables.database(), robust=True)
-
-
-def _queued_if_possible(new: NewTask, verdict: OverlapDecision, now: datetime) -> NewTask:
-    """Return the task as QUEUED if it may be published at commit, unchanged if it has to wait."""
-    if verdict.held or not may_publish_at_once(new, None):
-        return new
-    due_at = now + timedelta(seconds=conf.settings().REPUBLISH_AFTER)
-    return new._replace(status=Status.QUEUED, epoch=1, publish_count=1, due_at=due_at)
-
-
-def _publish(task_id: uuid.UUID) -> None:
-    """Publish a task that was inserted as QUEUED, if its overlap key is free. This is checked after
-    the commit, as in every claim.
-    """
-    claimed = transitions.claimed_tasks(tables.tasks().queued().filter(pk=task_id))
-    ports.publish(transitions.messages_for(overlap.admitted(claimed)))
+    if publishes:
+        transaction.on_commit(publish, using=tables.database(), robust=True)
+    return task.id
 
 
 # Creates the missing runs of past fire times, in a given order and with limited concurrency.
@@ -198,8 +183,68 @@ def _publish(task_id: uuid.UUID) -> None:
 
 LIMIT, MOST = 1_000, 10_000
 _BULK = 500
-_INSTANT = timedelta(microseconds=1)
 T = TypeVar("T")
+
+
+class Reprocess(StrEnum):
+    """Which tasks of the range run again: none, the failed ones, or all that have ended (as in
+    Airflow).
+    """
+
+    NONE = "NONE"
+    FAILED = "FAILED"
+    ALL = "ALL"
+
+
+class BackfillAction(StrEnum):
+    """The action for a fire time."""
+
+    CREATED = "CREATED"
+    REPLAYED = "REPLAYED"
+    UNCHANGED = "UNCHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillStep:
+    """The action for one fire time (UTC), its reason, and the task that it changes."""
+
+    fire_time: datetime
+    action: BackfillAction
+    why: str
+    task_id: uuid.UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillReport:
+    """What a backfill of [start, end] did, or with ``dry_run`` would do, for each fire time.
+
+    ``remark`` explains why the range, or a part of it, has no fire time.
+    """
+
+    start: datetime
+    end: datetime
+    dry_run: bool
+    steps: tuple[BackfillStep, ...]
+    remark: str = ""
+
+    def of(self, action: BackfillAction) -> tuple[BackfillStep, ...]:
+        """Return the steps of this kind."""
+        return tuple(step for step in self.steps if step.action == action)
+
+    @property
+    def created(self) -> int:
+        """How many fire times got a new task."""
+        return len(self.of(BackfillAction.CREATED))
+
+    @property
+    def replayed(self) -> int:
+        """How many tasks run again."""
+        return len(self.of(BackfillAction.REPLAYED))
+
+    @property
+    def left(self) -> int:
+        """How many fire times are left unchanged."""
+        return len(self.of(BackfillAction.UNCHANGED))
 
 
 def _backfilled(report: BackfillReport, **_told: Any) -> str:
@@ -285,10 +330,8 @@ def backfill(
     """
     registry.load_for(row.task)
     first, last = instant("start", start).astimezone(UTC), instant("end", end).astimezone(UTC)
-    mode, direction = (
-        _choice("reprocess", reprocess, Reprocess),
-        _choice("order", order, CatchUpOrder),
-    )
+    mode = _choice("reprocess", reprocess, Reprocess)
+    direction = _choice("order", order, CatchUpOrder)
     checked_count("concurrency", concurrency, 1, MOST)
     checked_count("limit", limit, 1, MOST)
     with recorded("schedule.backfill") as entry:
@@ -298,21 +341,22 @@ def backfill(
         _refuse(found, first, last, now)
         last = min(now, max(last, lifecycle.meant_fire_time(found, last)))
         fires = _fire_times(found, first, last, limit)
-        entries = _entries_of(found, first, last)
+        recorded_fires = ledger.ledger().filter(
+            recurring_task=found.pk, unique_fire_time__range=(first, last)
+        )
+        entries = {record.fire_time: record for record in recorded_fires}
         steps = _steps(found, fires, entries, mode)
         if not dry_run:
             ordered = steps if direction == CatchUpOrder.OLDEST else steps[::-1]
-            done = _Backfill(found, now, concurrency).carry_out(ordered, entries)
-            steps = sorted(done, key=lambda one: one.fire_time)
-            entry.detail(**_detail(first, last, steps))
+            done = _carry_out(found, now, concurrency, ordered, entries)
+            steps = sorted(done, key=lambda step: step.fire_time)
+            # Nothing is recorded if no task was created or replayed.
+            changed = Counter(
+                step.action.lower() for step in steps if step.action != BackfillAction.UNCHANGED
+            )
+            entry.detail(**({"range": [first, last], **changed} if changed else {}))
         remark = _remark(found, first, last, any_fires=bool(steps))
     return BackfillReport(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
-
-
-def _detail(first: datetime, last: datetime, steps: Sequence[BackfillStep]) -> dict[str, Any]:
-    """Return what the audit entry contains; nothing if no task was created or replayed."""
-    done = Counter(one.action.lower() for one in steps if one.action != BackfillAction.UNCHANGED)
-    return {"range": [first, last], **done} if done else {}
 
 
 def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bool) -> str:
@@ -320,17 +364,14 @@ def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bo
     needed.
     """
     if start < row.start_time:
-        first = agenda_of(row).next(row.start_time - _INSTANT) if end < row.start_time else None
-        return not_a_fire_time(
-            row.name, start, (row.start_time, None), (None, first.nominal if first else None)
-        )
+        return not_a_fire_time(row, agenda_of(row), start)
     if row.end_time is not None and end > row.end_time:
-        return not_a_fire_time(row.name, end, (None, row.end_time), (None, None))
+        return not_a_fire_time(row, agenda_of(row), end)
     if any_fires:
         return ""
     times = fire_times_of(row)
-    near = [one.nominal if one else None for one in (times.previous(start), times.next(end))]
-    return no_fires_within(row.name, (start, end), (near[0], near[1]))
+    near = neighbours(times.previous(start), times.next(end), "them")
+    return f"{row.name} has no fire time from {utc(start)} to {utc(end)}: {near}."
 
 
 def _choice(option: str, value: str, choices: Any) -> Any:
@@ -359,15 +400,13 @@ def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) 
     added ones.
     """
     times = fire_times_of(row)
-    first, last = (
-        max(start, row.start_time),
-        end if row.end_time is None else min(end, row.end_time),
-    )
+    first = max(start, row.start_time)
+    last = end if row.end_time is None else min(end, row.end_time)
     added = OccurrenceOverride.objects.using(tables.database()).filter(
         recurring_task=row.pk, action=Action.ADD, fire_time__range=(start, end)
     )
     found = set(added.values_list("fire_time", flat=True))
-    fire = times.next(first - _INSTANT)
+    fire = times.next(first - TICK)
     while fire is not None and fire.nominal <= last:
         found.add(fire.nominal)
         if len(found) > limit:
@@ -379,173 +418,126 @@ def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) 
     return sorted(found)
 
 
-def _entries_of(
-    row: RecurringTask, start: datetime, end: datetime
-) -> dict[datetime, OccurrenceRecord]:
-    found = ledger.ledger().filter(recurring_task=row.pk, unique_fire_time__range=(start, end))
-    return {entry.fire_time: entry for entry in found}
-
-
 def _steps(
     row: RecurringTask,
     fires: Sequence[datetime],
-    entries: dict[datetime, OccurrenceRecord],
+    entries: Mapping[datetime, OccurrenceRecord],
     reprocess: Reprocess,
 ) -> list[BackfillStep]:
-    status: dict[uuid.UUID, str] = {}
-    for ids in _bulks([entry.task_id for entry in entries.values() if entry.task_id is not None]):
-        status |= dict(tables.tasks().filter(pk__in=ids).values_list("pk", "status"))
-    agenda, steps, started = agenda_of(row), list[BackfillStep](), _started(row, fires)
-    for fire_time in fires:
-        entry, today = entries.get(fire_time), agenda.at_nominal(fire_time)
-        known = status.get(entry.task_id, "") if entry and entry.task_id else ""
-        recorded = (
-            RecordedFire(entry.outcome, entry.task_id, known, started.get(fire_time))
-            if entry
-            else None
-        )
-        steps.append(
-            step(fire_time, today if isinstance(today, SkippedRange) else None, recorded, reprocess)
-        )
-    return steps
-
-
-def _started(
-    row: RecurringTask, fires: Sequence[datetime]
-) -> dict[datetime | None, tuple[uuid.UUID, str]]:
-    """Return the id and status of the newest workflow run that each of these fire times started."""
+    """Return the action for each fire time and its reason."""
     if not fires:
-        return {}
-    these = workflow_runs().filter(
+        return []
+    statuses: dict[uuid.UUID, str] = {}
+    for ids in _bulks([entry.task_id for entry in entries.values() if entry.task_id is not None]):
+        statuses |= dict(tables.tasks().filter(pk__in=ids).values_list("pk", "status"))
+    started = workflow_runs().filter(
         recurring_task=row.pk, parent__isnull=True, fire_time__range=(fires[0], fires[-1])
     )
-    found = these.order_by("pk").values_list("fire_time", "pk", "status")
-    return {fire_time: (key, status) for fire_time, key, status in found}
+    newest_runs = {
+        fire_time: (pk, status)
+        for fire_time, pk, status in started.order_by("pk").values_list("fire_time", "pk", "status")
+    }
+    agenda, steps = agenda_of(row), list[BackfillStep]()
+    for fire_time in fires:
+        entry, planned = entries.get(fire_time), agenda.at_nominal(fire_time)
+        if entry is None or entry.task_id is None:
+            if isinstance(planned, SkippedRange):
+                steps.append(BackfillStep(fire_time, BackfillAction.UNCHANGED, planned.reason))
+            else:
+                why = f"was {entry.outcome}" if entry else "had no run"
+                steps.append(BackfillStep(fire_time, BackfillAction.CREATED, why))
+            continue
+        status = statuses.get(entry.task_id, "")
+        run_id, run_status = newest_runs.get(fire_time, (None, ""))
+        action = BackfillAction.UNCHANGED
+        if not status:
+            why = "it ran; its task is no longer kept"
+        elif run_id is not None and (run_status in OPEN_RUN or reprocess != Reprocess.ALL):
+            why = f"its workflow run {run_id} is {run_status}"
+        elif (reprocess == Reprocess.FAILED and status == Status.FAILED) or (
+            reprocess == Reprocess.ALL and status not in OPEN
+        ):
+            action, why = BackfillAction.REPLAYED, f"was {status}"
+        else:
+            why = f"its task is {status}"
+        steps.append(BackfillStep(fire_time, action, why, entry.task_id))
+    return steps
 
 
 def _bulks(several: Sequence[T]) -> Iterator[Sequence[T]]:
     return (several[first : first + _BULK] for first in range(0, len(several), _BULK))
 
 
-class _Backfill:
-    """The overlap keys of one backfill, and the writes of its transaction."""
+def _carry_out(
+    row: RecurringTask,
+    now: datetime,
+    concurrency: int,
+    steps: Sequence[BackfillStep],
+    entries: Mapping[datetime, OccurrenceRecord],
+) -> list[BackfillStep]:
+    """Create and replay the tasks of these steps in order; return the steps with their task ids."""
+    template, actor = tick_plan.template_of(row), current_actor()
+    # Each task gets one of ``concurrency`` overlap keys. All but the first task of a free key wait.
+    overlap_keys = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
+    taken = {key for key, tasks in overlap.open_runs(overlap_keys).items() if tasks}
+    places: dict[datetime, dict[str, Any]] = {}
+    for number, step in enumerate(
+        step for step in steps if step.action != BackfillAction.UNCHANGED
+    ):
+        overlap_key, run_at = overlap_keys[number % concurrency], now + number * TICK
+        due_at = NEVER if overlap_key in taken else run_at
+        places[step.fire_time] = {"overlap_key": overlap_key, "run_at": run_at, "due_at": due_at}
+        taken.add(overlap_key)
 
-    def __init__(self, row: RecurringTask, now: datetime, concurrency: int) -> None:
-        self.row, self.now, self.actor = row, now, current_actor()
-        self.template = tick_plan.template_of(row)
-        self._overlap_keys = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
-        self._taken = {
-            overlap_key
-            for overlap_key, tasks in overlap.open_runs(self._overlap_keys).items()
-            if tasks
-        }
-
-    def carry_out(
-        self, steps: Sequence[BackfillStep], entries: dict[datetime, OccurrenceRecord]
-    ) -> list[BackfillStep]:
-        """Create and replay the tasks of these steps in order; return the steps with their task
-        ids.
-        """
-        places = self._places([one for one in steps if one.action != BackfillAction.UNCHANGED])
-        created = {
-            one.fire_time: self._new_task(one, places[one.fire_time])
-            for one in steps
-            if one.action == BackfillAction.CREATED
-        }
-        new = self._write(created, entries)
-        self._create([task for task in created.values() if task.id in new])
-        self._replay([one for one in steps if one.action == BackfillAction.REPLAYED], places)
-        return [
-            (
-                BackfillStep(one.fire_time, one.action, one.why, created[one.fire_time].id)
-                if one.fire_time in created
-                else one
-            )
-            for one in steps
-        ]
-
-    def _places(self, steps: Sequence[BackfillStep]) -> dict[datetime, dict[str, Any]]:
-        """Return the overlap key of each task; all but the first task of a free key wait."""
-        return {
-            one.fire_time: place for one, place in zip(steps, self._next_places(), strict=False)
-        }
-
-    def _next_places(self) -> Iterator[dict[str, Any]]:
-        number = 0
-        while True:
-            overlap_key, run_at = (
-                self._overlap_keys[number % len(self._overlap_keys)],
-                self.now + number * _INSTANT,
-            )
-            yield {
-                "overlap_key": overlap_key,
-                "run_at": run_at,
-                "due_at": NEVER if overlap_key in self._taken else run_at,
-            }
-            self._taken.add(overlap_key)
-            number += 1
-
-    def _new_task(self, one: BackfillStep, place: dict[str, Any]) -> NewTask:
-        planned = PlannedRun(one.fire_time, one.fire_time)
-        verdict = OverlapDecision(runs=True)
-        task = tick_plan.occurrence_task(self.template, planned, place["run_at"], verdict)
-        return task._replace(**place, in_batch=False)
-
-    def _write(
-        self, created: dict[datetime, NewTask], known: dict[datetime, OccurrenceRecord]
-    ) -> set[Any]:
-        """Write the ledger: set the task of entries that have none, and insert missing entries.
-
-        Return the ids of the tasks to create.
-        """
-        reason = comment("backfilled", self.actor.by, self.actor.reason)
-        entries, empty = [], {}
-        for fire_time, task in created.items():
-            entry, planned = known.get(fire_time), PlannedRun(fire_time, fire_time)
-            if entry is None:
-                entries.append(
-                    tick_plan.ledger_entry(
-                        self.template,
-                        planned,
-                        FireOutcome.DISPATCHED,
-                        term=None,
-                        task=task,
-                        reason=reason,
-                    )
+    reason = comment("backfilled", actor.by, actor.reason)
+    created: dict[datetime, NewTask] = {}
+    missing: list[LedgerEntry] = []
+    empty: dict[int, tuple[uuid.UUID, datetime]] = {}
+    for step in steps:
+        if step.action != BackfillAction.CREATED:
+            continue
+        planned, place = PlannedRun(step.fire_time, step.fire_time), places[step.fire_time]
+        task = tick_plan.occurrence_task(
+            template, planned, place["run_at"], OverlapDecision(runs=True)
+        )._replace(**place, in_batch=False)
+        created[step.fire_time] = task
+        entry = entries.get(step.fire_time)
+        if entry is None:
+            missing.append(
+                tick_plan.ledger_entry(
+                    template, planned, FireOutcome.DISPATCHED, term=None, task=task, reason=reason
                 )
-            else:
-                empty[entry.pk] = (task.id, task.run_at or self.now)
-        for some in _bulks(list(empty.items())):
-            # Every writer of entries of fire times locks the schedule first, as this transaction
-            # does, so no entry can have got a task since it was read.
-            if ledger.fill(dict(some), FireOutcome.DISPATCHED, reason) < len(some):
-                raise TransitionRefused(
-                    f"The ledger of {self.row.name!r} changed under the backfill; try again."
-                )
-        return {task_id for task_id, _ in empty.values()} | ledger.write(entries)
-
-    def _create(self, created: Sequence[NewTask]) -> None:
-        try:
-            transitions.create_many(created)
-        except IntegrityError as taken:
-            raise UniqueConflict(
-                f"{self.row.task} may be open once (its option unique): backfill one fire time at a"
-                " time, when none is."
-            ) from taken
-
-    def _replay(
-        self, steps: Sequence[BackfillStep], places: dict[datetime, dict[str, Any]]
-    ) -> None:
-        for some in _bulks(steps):
-            by_task = {one.task_id: places[one.fire_time] for one in some}
-            these = tables.tasks().filter(pk__in=list(by_task))
-            operator_actions.replay(these, reason=self.actor.reason or "backfill")
-            transitions.replay(these, "rerun")
-            transitions.edit(these, run_at=_each(by_task, "run_at"))
-            transitions.edit(
-                these, overlap_key=_each(by_task, "overlap_key"), due_at=_each(by_task, "due_at")
             )
+        else:
+            empty[entry.pk] = (task.id, place["run_at"])
+    for some in _bulks(list(empty.items())):
+        # Every writer of entries of fire times locks the schedule first, as this transaction
+        # does, so no entry can have got a task since it was read.
+        if ledger.fill(dict(some), FireOutcome.DISPATCHED, reason) < len(some):
+            raise TransitionRefused(
+                f"The ledger of {row.name!r} changed under the backfill; try again."
+            )
+    written = {task_id for task_id, _ in empty.values()} | ledger.write(missing)
+    try:
+        transitions.create_many([task for task in created.values() if task.id in written])
+    except IntegrityError as taken_key:
+        raise UniqueConflict(
+            f"{row.task} may be open once (its option unique): backfill one fire time at a time,"
+            " when none is."
+        ) from taken_key
 
-
-def _each(by_task: Mapping[uuid.UUID | None, Mapping[str, Any]], name: str) -> Case:
-    return Case(*(When(pk=task_id, then=Value(place[name])) for task_id, place in by_task.items()))
+    for part in _bulks([step for step in steps if step.action == BackfillAction.REPLAYED]):
+        by_task = {step.task_id: places[step.fire_time] for step in part}
+        these = tables.tasks().filter(pk__in=list(by_task))
+        operator_actions.replay(these, reason=actor.reason or "backfill")
+        transitions.replay(these, "rerun")
+        columns: dict[str, Any] = {
+            name: Case(*(When(pk=pk, then=Value(place[name])) for pk, place in by_task.items()))
+            for name in ("run_at", "overlap_key", "due_at")
+        }
+        transitions.edit(these, run_at=columns.pop("run_at"))
+        transitions.edit(these, **columns)
+    return [
+        replace(step, task_id=created[step.fire_time].id) if step.fire_time in created else step
+        for step in steps
+    ]

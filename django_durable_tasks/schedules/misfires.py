@@ -6,11 +6,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from hashlib import blake2b
 from itertools import islice
 
-from django_durable_tasks.choices import OPEN, OPEN_RUN, CatchUp, CatchUpOrder, Overlap, Status
+from django_durable_tasks.choices import CatchUp, CatchUpOrder, FireOutcome, Overlap
 from django_durable_tasks.limits.scopes import Open
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, SkippedRange
 
@@ -89,26 +88,13 @@ class ChosenFire:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """A range of fires that do not run: the fire times of the first and the last, their number, and
-    the reason.
-    """
-
-    first: datetime
-    last: datetime
-    count: int
-    exact: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """The fires that run, in the order of their start, and those that were missed; covers every
     fire up to ``through``.
     """
 
     runs: tuple[ChosenFire, ...]
-    missed: tuple[Missed, ...]
+    missed: tuple[SkippedRange, ...]
     through: datetime
     following: PlannedRun | None
 
@@ -164,10 +150,11 @@ def _last(agenda: Agenda, before: datetime) -> PlannedRun:
 
 def _range(
     agenda: Agenda, first: PlannedRun, last: PlannedRun, after: datetime, reason: str
-) -> Missed:
+) -> SkippedRange:
     counted = agenda.count(after, last.at)
     begin, end = sorted((first.nominal, last.nominal))  # a roll can change the order of two fires
-    return Missed(begin, end, max(1, counted.number), counted.exact, reason)
+    number = max(1, counted.number)
+    return SkippedRange(begin, end, number, counted.exact, FireOutcome.MISSED, reason)
 
 
 def _misfired(
@@ -177,7 +164,7 @@ def _misfired(
     before: datetime,
     now: datetime,
     policy: Policy,
-) -> tuple[list[Missed], list[ChosenFire]]:
+) -> tuple[list[SkippedRange], list[ChosenFire]]:
     last = _last(agenda, before)
     if policy.catch_up == CatchUp.SKIP_MISSED:
         return [_range(agenda, first, last, watermark, SKIPPED)], []
@@ -188,9 +175,16 @@ def _misfired(
         else watermark
     )
     newest = [planned for planned in islice(_backwards(agenda, last), most) if planned.at > oldest]
-    missed = _left_out(
-        agenda, first, newest[-1] if newest else None, last, watermark, oldest, policy
-    )
+    # The ranges before the oldest fire that runs: those outside of the catch-up window, and those
+    # above the catch-up limit.
+    missed = []
+    if oldest > watermark and first.at <= oldest:
+        shut_out = min(_last(agenda, oldest + _INSTANT), last, key=lambda planned: planned.at)
+        missed.append(_range(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
+    begin = agenda.next(oldest)
+    if newest and begin is not None and begin.at < newest[-1].at:
+        reason = COALESCED if policy.catch_up == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
+        missed.append(_range(agenda, begin, _last(agenda, newest[-1].at), oldest, reason))
     ordered = newest if policy.order == CatchUpOrder.NEWEST else newest[::-1]
     return missed, [
         ChosenFire(planned, True, number * max(policy.pace, _IN_ORDER))
@@ -203,29 +197,6 @@ def _backwards(agenda: Agenda, last: PlannedRun) -> Iterator[PlannedRun]:
     while planned is not None:
         yield planned
         planned = agenda.previous(planned.at)
-
-
-def _left_out(
-    agenda: Agenda,
-    first: PlannedRun,
-    kept: PlannedRun | None,
-    last: PlannedRun,
-    watermark: datetime,
-    oldest: datetime,
-    policy: Policy,
-) -> list[Missed]:
-    """Return the ranges before the oldest fire that runs: those outside of the catch-up window, and
-    those above the catch-up limit.
-    """
-    found = []
-    if oldest > watermark and first.at <= oldest:
-        shut_out = min(_last(agenda, oldest + _INSTANT), last, key=lambda planned: planned.at)
-        found.append(_range(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
-    begin = agenda.next(oldest)
-    if kept is not None and begin is not None and begin.at < kept.at:
-        reason = COALESCED if policy.catch_up == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
-        found.append(_range(agenda, begin, _last(agenda, kept.at), oldest, reason))
-    return found
 
 
 # What happens at a fire time while tasks with the same overlap key are open. The decision precedes
@@ -269,13 +240,8 @@ def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False)
         return waits
     if overlap == Overlap.QUEUE_ONE:
         return refused if any(task.held for task in opened) and not caught_up else waits
-    return _displace(overlap, opened, waits)
-
-
-def _displace(overlap: Overlap, opened: Sequence[Open], waits: OverlapDecision) -> OverlapDecision:
-    """CANCEL_RUNNING cancels all tasks, REPLACE_PENDING those that have not begun. The new task
-    waits for those that still run.
-    """
+    # CANCEL_RUNNING cancels all tasks, REPLACE_PENDING those that have not begun. The new task
+    # waits for those that still run.
     running = [task for task in opened if task.running]
     displaced = (
         opened
@@ -288,123 +254,3 @@ def _displace(overlap: Overlap, opened: Sequence[Open], waits: OverlapDecision) 
         blocked_by=running[0].task_id if running else None,
         replaces=tuple(task.task_id for task in displaced),
     )
-
-
-# What a backfill does with each fire time of its range: create a task, replay the existing one, or
-# leave it unchanged.
-
-
-class Reprocess(StrEnum):
-    """Which tasks of the range run again: none, the failed ones, or all that have ended (as in
-    Airflow).
-    """
-
-    NONE = "NONE"
-    FAILED = "FAILED"
-    ALL = "ALL"
-
-
-class BackfillAction(StrEnum):
-    """The action for a fire time."""
-
-    CREATED = "CREATED"
-    REPLAYED = "REPLAYED"
-    UNCHANGED = "UNCHANGED"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedFire:
-    """The ledger entry of a fire time: outcome and task. An empty ``status`` means that the task
-    was pruned.
-
-    ``run`` is the workflow run that the task started, with its status.
-    """
-
-    outcome: str
-    task_id: uuid.UUID | None = None
-    status: str = ""
-    run: tuple[uuid.UUID, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BackfillStep:
-    """The action for one fire time (UTC), its reason, and the task that it changes."""
-
-    fire_time: datetime
-    action: BackfillAction
-    why: str
-    task_id: uuid.UUID | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillReport:
-    """What a backfill of [start, end] did, or with ``dry_run`` would do, for each fire time.
-
-    ``remark`` explains why the range, or a part of it, has no fire time.
-    """
-
-    start: datetime
-    end: datetime
-    dry_run: bool
-    steps: tuple[BackfillStep, ...]
-    remark: str = ""
-
-    def of(self, action: BackfillAction) -> tuple[BackfillStep, ...]:
-        """Return the steps of this kind."""
-        return tuple(step for step in self.steps if step.action == action)
-
-    @property
-    def created(self) -> int:
-        """How many fire times got a new task."""
-        return len(self.of(BackfillAction.CREATED))
-
-    @property
-    def replayed(self) -> int:
-        """How many tasks run again."""
-        return len(self.of(BackfillAction.REPLAYED))
-
-    @property
-    def left(self) -> int:
-        """How many fire times are left unchanged."""
-        return len(self.of(BackfillAction.UNCHANGED))
-
-
-def step(
-    fire_time: datetime,
-    closed: SkippedRange | None,
-    entry: RecordedFire | None,
-    reprocess: Reprocess,
-) -> BackfillStep:
-    """Return the action for a fire time; ``closed`` is the reason if the current schedule does not
-    run it.
-    """
-    if entry is None or entry.task_id is None:
-        if closed is not None:
-            return BackfillStep(fire_time, BackfillAction.UNCHANGED, closed.reason)
-        return BackfillStep(
-            fire_time, BackfillAction.CREATED, f"was {entry.outcome}" if entry else "had no run"
-        )
-    if not entry.status:
-        return BackfillStep(
-            fire_time, BackfillAction.UNCHANGED, "it ran; its task is no longer kept", entry.task_id
-        )
-    if entry.run is not None and (entry.run[1] in OPEN_RUN or reprocess != Reprocess.ALL):
-        return BackfillStep(
-            fire_time,
-            BackfillAction.UNCHANGED,
-            f"its workflow run {entry.run[0]} is {entry.run[1]}",
-            entry.task_id,
-        )
-    if _again(entry.status, reprocess):
-        return BackfillStep(
-            fire_time, BackfillAction.REPLAYED, f"was {entry.status}", entry.task_id
-        )
-    return BackfillStep(
-        fire_time, BackfillAction.UNCHANGED, f"its task is {entry.status}", entry.task_id
-    )
-
-
-def _again(status: str, reprocess: Reprocess) -> bool:
-    if reprocess == Reprocess.FAILED:
-        return status == Status.FAILED
-    return reprocess == Reprocess.ALL and status not in OPEN

@@ -39,19 +39,6 @@ _BESIDE = {
 }
 
 
-def _enum(words: type[StrEnum]) -> Callable[[str, Any], str]:
-    def choose(option: str, value: Any) -> str:
-        if value not in set(words):
-            raise InvalidOption(f"{option}={value!r}: give one of {', '.join(words)}.")
-        return str(value)
-
-    return choose
-
-
-def _count(least: int, most: int) -> Callable[[str, Any], int]:
-    return lambda option, value: checked_count(option, value, least, most)
-
-
 def _text(most: int) -> Callable[[str, Any], str]:
     def text(option: str, value: Any) -> str:
         if not isinstance(value, str) or len(value) > most:
@@ -61,11 +48,6 @@ def _text(most: int) -> Callable[[str, Any], str]:
         return value
 
     return text
-
-
-def _names(option: str, value: Any) -> list[str]:
-    names = [value] if isinstance(value, str) else list(value)
-    return [checked_key(option, name) for name in names]
 
 
 _OWN = ("task_id", "run_at", "expires_at", "key", "idempotency_key", "tenant", "queue", "priority")
@@ -109,12 +91,26 @@ NULLABLE = frozenset(
     {"end_time", "max_runs", "expires_in", "catchup_window", "priority", "idempotency_key"}
 )
 """The options of which None is a value."""
+
+
+def _count(option: str, value: Any) -> int:
+    return checked_count(option, value, *COUNTS[option])
+
+
+def _choice(option: str, value: Any) -> str:
+    if value not in set(CHOICES[option]):
+        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(CHOICES[option])}.")
+    return str(value)
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    **{option: _enum(words) for option, words in CHOICES.items()},
-    **{option: _count(*limits) for option, limits in COUNTS.items()},
+    **dict.fromkeys(CHOICES, _choice),
+    **dict.fromkeys(COUNTS, _count),
     **dict.fromkeys(SECONDS, seconds),
     "timezone": lambda option, value: zone_name(value),
-    "calendar": _names,
+    "calendar": lambda option, value: [
+        checked_key(option, name) for name in ([value] if isinstance(value, str) else value)
+    ],
     "start_time": instant,
     "end_time": instant,
     "overlap_key": _text(200),

@@ -91,22 +91,18 @@ def _recompute(keys: list[uuid.UUID]) -> int:
 
 
 def _compared(rows: Sequence[RecurringTask]) -> list[ChangedFireTime]:
-    calendars, found = calendars_of(rows), []
+    calendars, compared = calendars_of(rows), list[ChangedFireTime]()
     for row in rows:
+        computed = row.next_run_at
         try:
             following = agenda_of(row, calendars).next(row.watermark_at)
+            computed = following.at if following else computed
         except (InvalidSchedule, InvalidCalendar) as error:
             logger.warning(
                 "Could not recompute the next fire time of recurring task %s: %s", row.name, error
             )
-            found.append(ChangedFireTime(row, row.next_run_at, row.next_run_at))
-        else:
-            found.append(
-                ChangedFireTime(
-                    row, row.next_run_at, following.at if following else row.next_run_at
-                )
-            )
-    return found
+        compared.append(ChangedFireTime(row, row.next_run_at, computed))
+    return compared
 
 
 # Schedules that were processed by a database clock which was ahead and was set back.

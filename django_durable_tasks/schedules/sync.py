@@ -22,12 +22,7 @@ from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import (
-    OF_ALL_TENANTS,
-    Argument,
-    Target,
-    operation,
-)
+from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Argument, Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.schedules import lifecycle, writes
@@ -96,19 +91,15 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
                 raise InvalidSchedule(
                     f"@recurring({declaration.name!r}) declares it too; remove one of the two."
                 )
-            good[declaration.name] = _checked(declaration)
+            checked_key("name", declaration.name)
+            task = registry.get(declaration.task).options.name
+            values = columns(declaration.name, declaration.options) | {"task": task}
+            if not values.get("timetable"):
+                raise InvalidSchedule(f"It needs one of {', '.join(KINDS)}.")
+            good[declaration.name] = Declared(declaration.name, declaration.source, values)
         except DurableTasksError as refused:
             bad[declaration.name] = str(refused)
     return {name: declared for name, declared in good.items() if name not in bad}, bad
-
-
-def _checked(declaration: Declaration) -> Declared:
-    name = checked_key("name", declaration.name)
-    task = registry.get(declaration.task).options.name
-    values = columns(name, declaration.options) | {"task": task}
-    if not values.get("timetable"):
-        raise InvalidSchedule(f"It needs one of {', '.join(KINDS)}.")
-    return Declared(name, declaration.source, values)
 
 
 # Differences --------------------------------------------------------------------------------------
@@ -137,7 +128,13 @@ def _step(
     name: str, declared: Declared | None, row: RecurringTask | None, *, prune: bool, adopt: bool
 ) -> SyncStep | None:
     if declared is None:
-        return None if row is None else _undeclared_step(row, prune=prune)
+        if row is None or row.status == RecurringStatus.CANCELLED:
+            return None
+        if row.undeclared_at is not None and not prune:
+            return None
+        action = SyncAction.CANCEL if prune else SyncAction.PAUSE
+        reason = f"neither code nor settings declare it; it calls {row.task}"
+        return SyncStep(row.name, action, row.source, reason=reason)
     if row is None:
         return SyncStep(name, SyncAction.CREATE, declared.source)
     if row.source not in DECLARING and not adopt:
@@ -151,25 +148,21 @@ def _step(
     return _difference(row, declared)
 
 
-def _undeclared_step(row: RecurringTask, *, prune: bool) -> SyncStep | None:
-    if row.status == RecurringStatus.CANCELLED:
-        return None
-    reason = f"neither code nor settings declare it; it calls {row.task}"
-    if prune:
-        return SyncStep(row.name, SyncAction.CANCEL, row.source, reason=reason)
-    return (
-        None
-        if row.undeclared_at is not None
-        else SyncStep(row.name, SyncAction.PAUSE, row.source, reason=reason)
-    )
-
-
 def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
     values = kept(declared.values)
     current = kept(
         {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
     )
-    merge = merged(current, row.declaration, values, _defaults())
+    # A value that is no longer declared returns to the default of its column. A column without a
+    # default keeps its value.
+    defaults = {
+        spec.attname: spec.get_default()
+        for spec in RecurringTask._meta.concrete_fields
+        if spec.has_default() or spec.null
+    }
+    merge = merged(
+        current, row.declaration, values, {**defaults, "time_zone": ports.schedule_zone()}
+    )
     changes = {column: (current[column], value) for column, value in sorted(merge.changes.items())}
     act, reason = SyncAction.CHANGE, ""
     if row.source not in DECLARING:
@@ -181,19 +174,6 @@ def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
     elif row.status == RecurringStatus.CANCELLED:
         reason = f"it has ended ({row.status_reason}) and stays so"
     return SyncStep(row.name, act, declared.source, changes, merge.edited, reason)
-
-
-def _defaults() -> dict[str, Any]:
-    """Return the default of each column, used when a value is no longer declared.
-
-    A column without a default keeps its value.
-    """
-    specs = (
-        spec for spec in RecurringTask._meta.concrete_fields if spec.has_default() or spec.null
-    )
-    return {spec.attname: spec.get_default() for spec in specs} | {
-        "time_zone": ports.schedule_zone()
-    }
 
 
 # Apply --------------------------------------------------------------------------------------------
@@ -219,15 +199,13 @@ def apply(
     prune: Annotated[
         bool,
         Argument(
-            _("Prune"),
-            _("End schedules that are no longer declared instead of pausing them."),
+            _("Prune"), _("End schedules that are no longer declared instead of pausing them.")
         ),
     ] = False,
     adopt: Annotated[
         bool,
         Argument(
-            _("Adopt"),
-            _("Take over schedules of the same name that were not created by sync."),
+            _("Adopt"), _("Take over schedules of the same name that were not created by sync.")
         ),
     ] = False,
 ) -> list[SyncStep]:
@@ -274,42 +252,34 @@ def _do(step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool) 
 
 
 def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None) -> None:
-    if declared is None and row is not None:
-        _mark_undeclared(row, step.act)
-    elif declared is not None:
-        own = {
-            "source": declared.source,
-            "declaration": kept(declared.values),
-            "undeclared_at": None,
-        }
-        if row is None:
-            lifecycle.create(step.name, DEFAULT_TENANT_ID, {**declared.values, **own})
-        else:
-            given = {
-                column: declared.values.get(column, new)
-                for column, (_, new) in step.changes.items()
-            }
-            _declare(row, given | own)
-
-
-def _declare(row: RecurringTask, values: dict[str, Any]) -> None:
+    if declared is None:
+        if row is not None:
+            row.undeclared_at = row.undeclared_at or database_now()
+            writes.rewrite(row)
+            if step.act == SyncAction.CANCEL:
+                lifecycle.cancel(row, reason=UNDECLARED)
+            elif row.status == RecurringStatus.ACTIVE:
+                lifecycle.pause(row, reason=UNDECLARED)
+        return
+    own: dict[str, Any] = {
+        "source": declared.source,
+        "declaration": kept(declared.values),
+        "undeclared_at": None,
+    }
+    if row is None:
+        lifecycle.create(step.name, DEFAULT_TENANT_ID, {**declared.values, **own})
+        return
+    values = {
+        column: declared.values.get(column, new) for column, (_, new) in step.changes.items()
+    } | own
     ended = row.status == RecurringStatus.CANCELLED
-    left = row.undeclared_at is not None and row.status_reason == UNDECLARED
-    if left and ended:
+    revived = row.undeclared_at is not None and row.status_reason == UNDECLARED
+    if revived and ended:
         by = current_actor().by
         values |= {"status": RecurringStatus.ACTIVE.value, "status_reason": "", "status_by": by}
     lifecycle.change(row, values)
-    if left and not ended:
+    if revived and not ended:
         lifecycle.resume(row)
-
-
-def _mark_undeclared(row: RecurringTask, act: SyncAction) -> None:
-    row.undeclared_at = row.undeclared_at or database_now()
-    writes.rewrite(row)
-    if act == SyncAction.CANCEL:
-        lifecycle.cancel(row, reason=UNDECLARED)
-    elif row.status == RecurringStatus.ACTIVE:
-        lifecycle.pause(row, reason=UNDECLARED)
 
 
 def waiting(steps: Sequence[SyncStep]) -> str:

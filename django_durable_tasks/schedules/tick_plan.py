@@ -92,45 +92,32 @@ def queued_if_due(
     limits = config.limits_in_force()
     if limits.tenants:
         return tasks  # a claim divides the window of a queue between tenants
-    due_at, left, sent = now + timedelta(seconds=settings.REPUBLISH_AFTER), _Left(windows), []
-    found = list[NewTask]()
+    due_at = now + timedelta(seconds=settings.REPUBLISH_AFTER)
+    result, sent, capacity = list[NewTask](), list[NewTask](), dict[str, int]()
     for task in tasks:
         if (
-            _is_due(task, now)
+            task.overlap_key is None
+            and not task.in_batch
+            and (task.due_at is not None and task.due_at <= now)
+            and (task.expires_at is None or task.expires_at > now)
             and not limits.binds(task.name, task.queue, task.tenant_id)
-            and left.take(task.queue)
         ):
-            task = task._replace(status=Status.QUEUED, epoch=1, publish_count=1, due_at=due_at)
-            sent.append(task)
-        found.append(task)
+            queue = task.queue
+            if queue not in capacity:
+                capacity[queue] = (
+                    windows.capacity_at_commit(queue) if ports.broker_open(queue) else 0
+                )
+            if capacity[queue] > 0:
+                capacity[queue] -= 1
+                task = task._replace(status=Status.QUEUED, epoch=1, publish_count=1, due_at=due_at)
+                sent.append(task)
+        result.append(task)
     sent.sort(key=lambda task: -task.priority)
     for queue, number in Counter([task.queue for task in sent]).items():
         windows.record_sent(queue, number)
     if sent:
         publish_after_commit(transitions.messages_for(sent))
-    return found
-
-
-def _is_due(task: NewTask, now: datetime) -> bool:
-    if task.overlap_key is not None or task.in_batch:
-        return False
-    if task.due_at is None or task.due_at > now:
-        return False
-    return task.expires_at is None or task.expires_at > now
-
-
-class _Left:
-    """The capacity that is left in each queue."""
-
-    def __init__(self, windows: Windows) -> None:
-        self._windows, self._left = windows, dict[str, int]()
-
-    def take(self, queue: str) -> bool:
-        left = self._left.get(queue)
-        if left is None:
-            left = self._windows.capacity_at_commit(queue) if ports.broker_open(queue) else 0
-        self._left[queue] = left - 1
-        return left > 0
+    return result
 
 
 # Builds the Task values and the ledger entry of one fire time of a schedule.
@@ -222,26 +209,24 @@ def occurrence_task(
     """Return the task of this fire time, from the schedule's ``template``; it starts at
     ``effective``, or waits for its overlap key if ``verdict.held`` is set.
     """
-    task_id, expires_in = new_task_id(), shared.expires_in
+    task_id, expires_at = new_task_id(), None
+    if shared.expires_in is not None:
+        try:
+            expires_at = effective + timedelta(seconds=shared.expires_in)
+        except OverflowError as beyond:
+            raise InvalidSchedule(
+                f"expires_in={shared.expires_in:g} s after {effective.isoformat()} is beyond the"
+                " year 9999: declare the schedule again."
+            ) from beyond
     return shared._replace(
         id=task_id,
         shard_key=shard_of(task_id),
         run_at=effective,
         due_at=NEVER if verdict.held else effective,
-        expires_at=None if expires_in is None else _expiry(effective, expires_in),
+        expires_at=expires_at,
         fire_time=planned.nominal,
         idempotency_key=key or idempotency_key(_schedule_of(shared), planned.nominal),
     )
-
-
-def _expiry(start: datetime, expires_in: float) -> datetime:
-    try:
-        return start + timedelta(seconds=expires_in)
-    except OverflowError as beyond:
-        raise InvalidSchedule(
-            f"expires_in={expires_in:g} s after {start.isoformat()} is beyond the year 9999:"
-            " declare the schedule again."
-        ) from beyond
 
 
 def _schedule_of(shared: NewTask) -> uuid.UUID:
@@ -253,11 +238,6 @@ def _schedule_of(shared: NewTask) -> uuid.UUID:
 def idempotency_key(recurring_task_id: uuid.UUID, fire_time: datetime) -> str:
     """Return the idempotency key of a fire time: the schedule's id and the fire time in UTC."""
     return f"{recurring_task_id}/{fire_time.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
-
-
-def request_key(recurring_task_id: uuid.UUID, request_id: str) -> str:
-    """Return the idempotency key of a manual run: the schedule's id and the request id."""
-    return f"{recurring_task_id}/request/{request_id}"
 
 
 def ledger_entry(
@@ -384,18 +364,19 @@ def read_due(states: Sequence[DueState]) -> DueSchedules:
     kept = process_state.of(KnownSchedules)
     known = {state.id: found for state in states if (found := kept.get(state)) is not None}
     rows = read_rows([state.id for state in states if state.id not in known])
-    names = {name for one in known.values() for name in one.calendars}
+    names = {name for schedule in known.values() for name in schedule.calendars}
     calendars = calendars_of(list(rows.values()), names)
-    stale = [pk for pk, one in known.items() if one.versions != _versions(one, calendars)]
+    stale = [
+        pk
+        for pk, schedule in known.items()
+        if schedule.versions
+        != tuple(calendars.get((schedule.tenant_id, name)) for name in schedule.calendars)
+    ]
     if stale:
         rows |= read_rows(stale)
-        known = {pk: one for pk, one in known.items() if pk not in rows}
+        known = {pk: schedule for pk, schedule in known.items() if pk not in rows}
         calendars = calendars_of(list(rows.values()))
     return DueSchedules(known, rows, calendars)
-
-
-def _versions(known: KnownSchedule, calendars: Calendars) -> tuple[Version | None, ...]:
-    return tuple(calendars.get((known.tenant_id, name)) for name in known.calendars)
 
 
 def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
@@ -426,29 +407,18 @@ def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
     return known
 
 
+_shared_policy = lru_cache(maxsize=1_000)(Policy)
+
+
 def policy_of(row: AnySchedule) -> Policy:
-    """Return the schedule's policy for missed fire times."""
-    return _policy(
-        row.catch_up_mode,
-        row.misfire_grace,
-        row.catchup_window,
-        row.max_catchup_runs,
-        row.catchup_order,
-        row.catchup_pace,
-    )
-
-
-@lru_cache(maxsize=1_000)
-def _policy(
-    catch_up: str, grace: float, window: float | None, max_runs: int, order: str, pace: float
-) -> Policy:
-    return Policy(
-        catch_up=CatchUp(catch_up),
-        grace=grace,
-        window=window,
-        max_runs=max_runs,
-        order=CatchUpOrder(order),
-        pace=pace,
+    """Return the schedule's policy for missed fire times; schedules with the same one share it."""
+    return _shared_policy(
+        catch_up=CatchUp(row.catch_up_mode),
+        grace=row.misfire_grace,
+        window=row.catchup_window,
+        max_runs=row.max_catchup_runs,
+        order=CatchUpOrder(row.catchup_order),
+        pace=row.catchup_pace,
     )
 
 
@@ -493,147 +463,122 @@ class FirePlan:
 
 def decide_plan(tick: Tick, plan: FirePlan) -> None:
     """Add the outcome of each fire time of a plan, and the new watermark, to the tick."""
-    row, choice = plan.schedule, plan.choice
-    for closed_range in row.agenda.closed(plan.watermark_at, choice.through):
-        tick.entries.append(
-            _range(tick, row, closed_range, FireOutcome(closed_range.outcome), closed_range.reason)
+    schedule, choice = plan.schedule, plan.choice
+    closed = schedule.agenda.closed(plan.watermark_at, choice.through)
+    tick.entries += [
+        LedgerEntry(
+            recurring_task_id=schedule.pk,
+            tenant_id=schedule.tenant_id,
+            fire_time=skipped.first,
+            last_fire_time=skipped.last,
+            count=skipped.count,
+            count_is_exact=skipped.exact,
+            outcome=FireOutcome(skipped.outcome),
+            reason=skipped.reason[: ledger.REASON_MAX],
+            term=tick.term,
         )
+        for skipped in (*closed, *choice.missed)
+    ]
     for missed in choice.missed:
-        tick.entries.append(_range(tick, row, missed, FireOutcome.MISSED, missed.reason))
         logger.warning(
-            "Recurring task %s missed %d fires (%s).", row.name, missed.count, missed.reason
+            "Recurring task %s missed %d fires (%s).", schedule.name, missed.count, missed.reason
         )
-    left = None if row.max_runs is None else max(0, row.max_runs - plan.runs_count)
+    left = None if schedule.max_runs is None else max(0, schedule.max_runs - plan.runs_count)
     ran = 0
     for number, chosen in enumerate(choice.runs):
         if left is not None and ran >= left:
             break
-        if tick.recorded and (row.pk, chosen.planned.nominal) in tick.recorded:
+        if tick.recorded and (schedule.pk, chosen.planned.nominal) in tick.recorded:
             continue
         following = (
             choice.runs[number + 1].planned if number + 1 < len(choice.runs) else choice.following
         )
-        ran += _run(tick, row, chosen, following)
-    tick.moves.append(_move(row, choice, ran, left, tick.now))
-
-
-def _range(
-    tick: Tick, row: KnownSchedule, fires: Any, outcome: FireOutcome, reason: str
-) -> LedgerEntry:
-    return LedgerEntry(
-        recurring_task_id=row.pk,
-        tenant_id=row.tenant_id,
-        fire_time=fires.first,
-        last_fire_time=fires.last,
-        count=fires.count,
-        count_is_exact=fires.exact,
-        outcome=outcome,
-        reason=reason[: ledger.REASON_MAX],
-        term=tick.term,
-    )
-
-
-def _run(tick: Tick, row: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None) -> int:
-    """Add the task of one fire time, or a ledger entry with the reason why it does not run.
-
-    Return the number of tasks added, 0 or 1.
-    """
-    planned = chosen.planned
-    when = _effective(tick, row, chosen, following)
-    if row.expires_in is not None and planned.at + timedelta(seconds=row.expires_in) <= tick.now:
-        return _not_run(tick, row, planned, FireOutcome.EXPIRED, f"{row.expires_in:g} s")
-    overlap_key = row.template.overlap_key
-    opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
-    all_missed = chosen.caught_up and row.policy.catch_up == CatchUp.RUN_ALL_MISSED
-    verdict = decide(row.overlap, opened, caught_up=all_missed)
-    blocker = _blocking_task(tick, row, opened, verdict)
-    if blocker is not None:
-        why = f"{named(opened, blocker)} is open"
-        return _not_run(tick, row, planned, FireOutcome.SKIPPED_OVERLAP, why, blocker)
-    quota = tick.quotas.get(row.tenant_id)
-    if quota is not None and not quota.take():
-        tick.refused.add(row.tenant_id)
-        why = f"open_tasks, {quota.limit:,}"
-        return _not_run(tick, row, planned, FireOutcome.SKIPPED_QUOTA, why)
-    task = occurrence_task(row.template, planned, when, verdict)
-    _remove_replaced(tick, opened, verdict)
-    opened.append(Open(task.id, held=verdict.held))
-    tick.new_tasks.append(task)
-    if task.unique_key is not None:
-        tick.keys[row.tenant_id, task.unique_key] = task.id
-    outcome = FireOutcome.ROLLED if planned.rolled else FireOutcome.DISPATCHED
-    reason = "; ".join((*(("caught up",) if chosen.caught_up else ()), *planned.remarks))[
-        : ledger.REASON_MAX
-    ]
-    entry = ledger_entry(row.template, planned, outcome, term=tick.term, task=task, reason=reason)
-    tick.entries.append(entry)
-    tick.late += [entry] if chosen.caught_up else []
-    return 1
-
-
-def _not_run(
-    tick: Tick,
-    row: KnownSchedule,
-    planned: PlannedRun,
-    outcome: FireOutcome,
-    reason: str,
-    blocker: Any = None,
-) -> int:
-    tick.entries.append(
-        ledger_entry(
-            row.template, planned, outcome, term=tick.term, blocked_by=blocker, reason=reason
-        )
-    )
-    return 0
-
-
-def _blocking_task(
-    tick: Tick, row: KnownSchedule, opened: Sequence[Open], verdict: OverlapDecision
-) -> Any:
-    """Return the open task that prevents the run, by its overlap key or unique key, or None."""
-    if not verdict.runs:
-        return verdict.blocked_by
-    owner = tick.keys.get((row.tenant_id, row.template.unique_key))
-    freed = {task.task_id for task in opened if not task.running} & set(verdict.replaces)
-    # A task of this tick is cancelled after it was inserted, so it releases its key too late.
-    created = {task.id for task in tick.new_tasks} if owner in freed else set()
-    return None if owner in freed - created else owner
-
-
-def _effective(
-    tick: Tick, row: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None
-) -> datetime:
-    if chosen.caught_up:
-        return tick.now + timedelta(seconds=chosen.delay)
-    if not row.jitter and not row.jitter_percent:
-        return chosen.planned.at
-    return effective(
-        chosen.planned,
-        following.at if following else None,
-        str(row.pk),
-        row.jitter,
-        row.jitter_percent,
-    )
-
-
-def _remove_replaced(tick: Tick, opened: list[Open], verdict: OverlapDecision) -> None:
-    tick.replaced += verdict.replaces
-    opened[:] = [task for task in opened if task.task_id not in verdict.replaces or task.running]
-
-
-def _move(row: KnownSchedule, choice: Choice, ran: int, left: int | None, now: datetime) -> Move:
+        ran += _run(tick, schedule, chosen, following)
     status, reason = None, ""
     if left is not None and ran >= left:
         status, reason = RecurringStatus.CANCELLED, MAX_RUNS
     elif choice.following is None:
         status, reason = RecurringStatus.CANCELLED, ENDED
-    return Move(
-        row.pk,
-        row.revision,
-        choice.following.at if choice.following and not status else None,
-        choice.through,
-        ran,
-        now if ran else None,
-        status,
-        reason,
+    tick.moves.append(
+        Move(
+            schedule.pk,
+            schedule.revision,
+            choice.following.at if choice.following and not status else None,
+            choice.through,
+            ran,
+            tick.now if ran else None,
+            status,
+            reason,
+        )
     )
+
+
+def _run(
+    tick: Tick, schedule: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None
+) -> int:
+    """Add the task of one fire time, or a ledger entry with the reason why it does not run.
+
+    Return the number of tasks added, 0 or 1.
+    """
+    planned, template = chosen.planned, schedule.template
+
+    def not_run(outcome: FireOutcome, reason: str, blocker: Any = None) -> int:
+        tick.entries.append(
+            ledger_entry(
+                template, planned, outcome, term=tick.term, blocked_by=blocker, reason=reason
+            )
+        )
+        return 0
+
+    expires_in = schedule.expires_in
+    if expires_in is not None and planned.at + timedelta(seconds=expires_in) <= tick.now:
+        return not_run(FireOutcome.EXPIRED, f"{expires_in:g} s")
+    overlap_key = template.overlap_key
+    opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
+    all_missed = chosen.caught_up and schedule.policy.catch_up == CatchUp.RUN_ALL_MISSED
+    verdict = decide(schedule.overlap, opened, caught_up=all_missed)
+    blocker = _blocking_task(tick, schedule, opened, verdict)
+    if blocker is not None:
+        reason = f"{named(opened, blocker)} is open"
+        return not_run(FireOutcome.SKIPPED_OVERLAP, reason, blocker)
+    quota = tick.quotas.get(schedule.tenant_id)
+    if quota is not None and not quota.take():
+        tick.refused.add(schedule.tenant_id)
+        return not_run(FireOutcome.SKIPPED_QUOTA, f"open_tasks, {quota.limit:,}")
+    if chosen.caught_up:
+        start = tick.now + timedelta(seconds=chosen.delay)
+    elif not schedule.jitter and not schedule.jitter_percent:
+        start = planned.at
+    else:
+        next_at = following.at if following else None
+        seed = str(schedule.pk)
+        start = effective(planned, next_at, seed, schedule.jitter, schedule.jitter_percent)
+    task = occurrence_task(template, planned, start, verdict)
+    tick.replaced += verdict.replaces
+    opened[:] = [
+        other for other in opened if other.task_id not in verdict.replaces or other.running
+    ]
+    opened.append(Open(task.id, held=verdict.held))
+    tick.new_tasks.append(task)
+    if task.unique_key is not None:
+        tick.keys[schedule.tenant_id, task.unique_key] = task.id
+    outcome = FireOutcome.ROLLED if planned.rolled else FireOutcome.DISPATCHED
+    remarks = ("caught up", *planned.remarks) if chosen.caught_up else planned.remarks
+    reason = "; ".join(remarks)[: ledger.REASON_MAX]
+    entry = ledger_entry(template, planned, outcome, term=tick.term, task=task, reason=reason)
+    tick.entries.append(entry)
+    tick.late += [entry] if chosen.caught_up else []
+    return 1
+
+
+def _blocking_task(
+    tick: Tick, schedule: KnownSchedule, opened: Sequence[Open], verdict: OverlapDecision
+) -> Any:
+    """Return the open task that prevents the run, by its overlap key or unique key, or None."""
+    if not verdict.runs:
+        return verdict.blocked_by
+    owner = tick.keys.get((schedule.tenant_id, schedule.template.unique_key))
+    freed = {task.task_id for task in opened if not task.running} & set(verdict.replaces)
+    # A task of this tick is cancelled after it was inserted, so it releases its key too late.
+    created = {task.id for task in tick.new_tasks} if owner in freed else set()
+    return None if owner in freed - created else owner

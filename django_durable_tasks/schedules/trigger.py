@@ -27,7 +27,7 @@ from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.schedules import ledger, tick_plan
 from django_durable_tasks.schedules.misfires import MAX_RUNS, choose
-from django_durable_tasks.schedules.schedule_cache import Calendars, ScheduleRow
+from django_durable_tasks.schedules.schedule_cache import ScheduleRow
 from django_durable_tasks.schedules.tick_plan import (
     DueState,
     FirePlan,
@@ -77,8 +77,8 @@ class PostponedSchedules:
         """Record that this schedule could not fire."""
         now = time.monotonic()
         with self._lock:
-            found = self._schedules.setdefault(key, _Postponed(name, error, now, now, 0))
-            found.error, found.last, found.number = error, now, found.number + 1
+            schedule = self._schedules.setdefault(key, _Postponed(name, error, now, now, 0))
+            schedule.error, schedule.last, schedule.number = error, now, schedule.number + 1
 
     def remove(self, key: uuid.UUID) -> None:
         """Record that this schedule can fire."""
@@ -92,24 +92,18 @@ class PostponedSchedules:
         """
         now = time.monotonic()
         with self._lock:
-            for key, one in list(self._schedules.items()):
-                if now - one.last > _KEPT * interval:
+            for key, schedule in list(self._schedules.items()):
+                if now - schedule.last > _KEPT * interval:
                     del self._schedules[key]
-            found = list(self._schedules.values())
-        return [
-            {
-                "what": part_of(one.name),
-                "error": one.error,
-                "number": one.number,
-                "since": round(now - one.since, 1),
-            }
-            for one in found
-        ]
-
-
-def part_of(name: str) -> str:
-    """Return the name under which a scheduler reports that it cannot fire this schedule."""
-    return f"recurring task {name}"
+            return [
+                {
+                    "what": f"recurring task {schedule.name}",
+                    "error": schedule.error,
+                    "number": schedule.number,
+                    "since": round(now - schedule.since, 1),
+                }
+                for schedule in self._schedules.values()
+            ]
 
 
 # The schedules are locked, the unique key of the ledger decides which fire times are new, and the
@@ -211,7 +205,9 @@ def _tick(tick: Tick, selection: DueSelection) -> int:
         if not states:
             return 0
         plans = _plans(tick, states)
-        tick.opened, tick.keys = overlap.open_runs(_overlap_keys(plans)), _key_owners(plans)
+        overlap_keys = {plan.schedule.template.overlap_key for plan in plans if plan.choice.runs}
+        tick.opened = overlap.open_runs({key for key in overlap_keys if key is not None})
+        tick.keys = _key_owners(plans)
         if tick.recorded is not None:
             tick.recorded |= ledger.recorded(
                 {
@@ -233,17 +229,15 @@ def _locked(selection: DueSelection) -> list[DueState]:
     """Lock selected rows that no other transaction has locked; return their states in primary-key
     order.
     """
-    return (
-        _locked_due(selection)
-        if selection.keys is None
-        else _locked_keys(selection.keys, selection.now)
-    )
+    if selection.keys is None:
+        return _locked_due(selection)
+    return _locked_keys(selection.keys, selection.now)
 
 
 @verb
 def _locked_due(selection: DueSelection) -> list[DueState]:
-    found = selection.rows().values_list("pk", flat=True)[: selection.limit]
-    return _locked_keys(list(found), selection.now)
+    keys = selection.rows().values_list("pk", flat=True)[: selection.limit]
+    return _locked_keys(list(keys), selection.now)
 
 
 @_locked_due.on(POSTGRESQL)
@@ -253,12 +247,12 @@ def _locked_due_in_one_statement(selection: DueSelection) -> list[DueState]:
     return sorted(map(DueState._make, due.values_list(*DueState._fields)[: selection.limit]))
 
 
-def _locked_keys(found: Sequence[uuid.UUID], now: datetime) -> list[DueState]:
-    if not found:
+def _locked_keys(keys: Sequence[uuid.UUID], now: datetime) -> list[DueState]:
+    if not keys:
         return []
     # By the primary key alone, as all operations lock schedules: by another index MariaDB would
     # deadlock with them.
-    rows = RecurringTask.objects.using(tables.database()).filter(pk__in=found).order_by("pk")
+    rows = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
     these = tables.locked_for_change(rows, skip_locked=True)
     return [
         DueState._make(columns)
@@ -274,17 +268,30 @@ def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
     due, plans, waiting = tick_plan.read_due(states), list[FirePlan](), list[Move]()
     postponed = process_state.of(PostponedSchedules)
     for state in states:
-        if not _may_fire(state, tick.now):
-            until = state.paused_until if state.status == RecurringStatus.PAUSED else None
+        is_paused = state.status == RecurringStatus.PAUSED
+        pause_ends = is_paused and state.paused_until is not None and state.paused_until <= tick.now
+        if state.status != RecurringStatus.ACTIVE and not pause_ends:
+            until = state.paused_until if is_paused else None
             waiting.append(Move(state.id, state.revision, until, state.watermark_at))
             continue
         known = due.known.get(state.id)
         if known is not None:
-            plans.append(_plan(tick, state, known))
+            plans.append(_plan(tick, state, known, state.processed_until()))
             continue
         row = due.rows[state.id]
         try:
-            plans.append(_plan_of_row(tick, state, row, due.calendars))
+            known, watermark = known_schedule(row, due.calendars), state.processed_until()
+            if is_paused:
+                watermark = _end_pause(tick, row, known, watermark)
+            plan = _plan(tick, state, known, watermark)
+            if plan.choice.following is None and not plan.choice.runs:
+                # A timetable that has ended is valid; one that can never fire is not.
+                why = never_fires(
+                    row.timetable, zone=row.time_zone, anchor=row.start_time, seed=row.name
+                )
+                if why or not row.timetable:
+                    raise InvalidSchedule(why or "timetable=[] has no part: it never fires.")
+            plans.append(plan)
             postponed.remove(row.pk)
         except (UnknownTask, EncryptionError) as error:
             # Another release may have this task, or another process the key. The watermark stays,
@@ -303,37 +310,10 @@ def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
     return plans
 
 
-def _may_fire(state: DueState, now: datetime) -> bool:
-    """Return whether the schedule fires now, or its pause ends now."""
-    if state.status == RecurringStatus.PAUSED:
-        return state.paused_until is not None and state.paused_until <= now
-    return state.status == RecurringStatus.ACTIVE
-
-
-def _plan(
-    tick: Tick, state: DueState, known: KnownSchedule, watermark: datetime | None = None
-) -> FirePlan:
-    watermark = state.processed_until() if watermark is None else watermark
+def _plan(tick: Tick, state: DueState, known: KnownSchedule, watermark: datetime) -> FirePlan:
     choice = choose(known.agenda, watermark, tick.now, known.policy)
     tick.schedules[known.pk] = known
     return FirePlan(known, watermark, state.runs_count, choice)
-
-
-def _plan_of_row(tick: Tick, state: DueState, row: ScheduleRow, calendars: Calendars) -> FirePlan:
-    known, watermark = known_schedule(row, calendars), state.processed_until()
-    if state.status == RecurringStatus.PAUSED:
-        watermark = _end_pause(tick, row, known, watermark)
-    plan = _plan(tick, state, known, watermark)
-    if plan.choice.following is None and not plan.choice.runs:
-        _refuse_never(row)
-    return plan
-
-
-def _refuse_never(row: ScheduleRow) -> None:
-    """Raise InvalidSchedule if the timetable can never fire; one that has ended is valid."""
-    why = never_fires(row.timetable, zone=row.time_zone, anchor=row.start_time, seed=row.name)
-    if why or not row.timetable:
-        raise InvalidSchedule(why or "timetable=[] has no part: it never fires.")
 
 
 def _end_pause(tick: Tick, row: ScheduleRow, known: KnownSchedule, watermark: datetime) -> datetime:
@@ -347,11 +327,6 @@ def _end_pause(tick: Tick, row: ScheduleRow, known: KnownSchedule, watermark: da
     tick.entries += [passed] if passed else []
     wake(row.pk, row.revision)
     return until
-
-
-def _overlap_keys(plans: Sequence[FirePlan]) -> set[str]:
-    keys = (plan.schedule.template.overlap_key for plan in plans if plan.choice.runs)
-    return {overlap_key for overlap_key in keys if overlap_key is not None}
 
 
 def _key_owners(plans: Sequence[FirePlan]) -> dict[tuple[int, str | None], Any]:
@@ -377,7 +352,14 @@ def _write(tick: Tick) -> int:
     if len(created) < len(tick.new_tasks):
         if tick.recorded is None:
             raise _AlreadyRecorded
-        _refuse_unrecorded([task for task in tick.new_tasks if task.id not in new])
+        # MariaDB and SQLite skip a row of a bulk INSERT for any constraint, without an error. A
+        # fire time must have either a new entry or an older one.
+        unwritten = {task.occurrence for task in tick.new_tasks if task.id not in new}
+        times = [fire_time for _, fire_time in unwritten]
+        if unwritten - ledger.recorded({schedule: times for schedule, _ in unwritten}):
+            raise IntegrityError(
+                "The database skipped a ledger insert although no entry of this fire time exists."
+            )
     ids = {task.id for task in created}
     _replace([task_id for task_id in tick.replaced if task_id not in ids])
     if created and tick.alone:
@@ -390,19 +372,6 @@ def _write(tick: Tick) -> int:
     if missed or tick.late:
         fires_recorded.send(RecurringTask, missed=missed, late=tick.late, schedules=tick.schedules)
     return len(created)
-
-
-def _refuse_unrecorded(refused: Sequence[NewTask]) -> None:
-    """Raise IntegrityError if a fire time has neither a new entry nor an older one.
-
-    MariaDB and SQLite skip a row of a bulk INSERT for any constraint, without an error.
-    """
-    wanted = {task.occurrence for task in refused}
-    times = [fire_time for _, fire_time in wanted]
-    if wanted - ledger.recorded({schedule: times for schedule, _ in wanted}):
-        raise IntegrityError(
-            "The database skipped a ledger insert although no entry of this fire time exists."
-        )
 
 
 def _replace(stale: Sequence[Any]) -> None:

@@ -149,7 +149,25 @@ def advance(moves: Sequence[Move]) -> None:
 @verb
 def _advance(moves: Sequence[Move]) -> None:
     for first in range(0, len(moves), _BULK):
-        _advance_part(moves[first : first + _BULK])
+        part = moves[first : first + _BULK]
+        columns: dict[str, Any] = {
+            name: Case(
+                *(When(pk=move.pk, then=constant(getattr(move, name))) for move in part),
+                default=F(name),
+            )
+            for name in ("next_run_at", "watermark_at")
+        }
+        ran = [When(pk=move.pk, then=Value(move.ran)) for move in part if move.ran]
+        last = [
+            When(pk=move.pk, then=constant(move.last_run_at)) for move in part if move.last_run_at
+        ]
+        RecurringTask.objects.using(tables.database()).unguarded().filter(
+            pk__in=[move.pk for move in part]
+        ).update(
+            **columns,
+            runs_count=F("runs_count") + Case(*ran, default=0),
+            last_run_at=Case(*last, default=F("last_run_at")),
+        )
 
 
 @_advance.on(POSTGRESQL)
@@ -164,26 +182,6 @@ def _advance_in_one_statement(moves: Sequence[Move]) -> None:
             "watermark_at": time_array([move.watermark_at for move in moves]),
             "last_run_at": time_array([move.last_run_at for move in moves]),
         },
-    )
-
-
-def _advance_part(moves: Sequence[Move]) -> None:
-    def each(name: str) -> Case:
-        whens = [When(pk=move.pk, then=constant(getattr(move, name))) for move in moves]
-        return Case(*whens, default=F(name))
-
-    ran = [When(pk=move.pk, then=Value(move.ran)) for move in moves if move.ran]
-    rows = (
-        RecurringTask.objects.using(tables.database())
-        .unguarded()
-        .filter(pk__in=[move.pk for move in moves])
-    )
-    last = [When(pk=move.pk, then=constant(move.last_run_at)) for move in moves if move.last_run_at]
-    rows.update(
-        next_run_at=each("next_run_at"),
-        watermark_at=each("watermark_at"),
-        runs_count=F("runs_count") + Case(*ran, default=0),
-        last_run_at=Case(*last, default=F("last_run_at")),
     )
 
 
@@ -211,8 +209,9 @@ def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
 
 def wake(pk: uuid.UUID, revision: int) -> None:
     """Set a paused, locked schedule whose ``paused_until`` has passed to ACTIVE."""
-    unchanged = {"pk": pk, "revision": revision}
-    RecurringTask.objects.using(tables.database()).unguarded().paused().filter(**unchanged).update(
+    RecurringTask.objects.using(tables.database()).unguarded().paused().filter(
+        pk=pk, revision=revision
+    ).update(
         status=RecurringStatus.ACTIVE,
         status_reason="",
         paused_at=None,

@@ -10,7 +10,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 from tests.mutants import batches, counts, crashes, graphs
@@ -150,18 +149,25 @@ def _with_a_tick_that_writes_what_it_read() -> None:
     from django_durable_tasks.models import RecurringTask
     from django_durable_tasks.schedules import trigger as recurring_trigger
     from django_durable_tasks.schedules import writes as recurring_writes
+    from django_durable_tasks.schedules.tick_plan import DueState
 
-    def unlocked(keys: list[Any] | None, now: datetime, limit: int) -> list[Any]:
-        due = RecurringTask.objects.due(now)
-        return list(due[:limit] if keys is None else due.filter(pk__in=keys))
+    read: dict[Any, DueState] = {}
+
+    def unlocked(selection: recurring_trigger.DueSelection) -> list[DueState]:
+        rows = selection.rows()
+        rows = rows if selection.keys is None else rows.filter(pk__in=selection.keys)
+        columns = rows.values_list(*DueState._fields)[: selection.limit]
+        states = sorted(map(DueState._make, columns))
+        read.update({state.id: state for state in states})
+        return states
 
     def whole(moves: Sequence[Any]) -> None:
         recurring_writes.advance(moves)
         for move in moves:
-            RecurringTask.objects.unguarded().filter(pk=move.row.pk).update(
-                status=move.status or move.row.status,
+            RecurringTask.objects.unguarded().filter(pk=move.pk).update(
+                status=move.status or read[move.pk].status,
                 status_reason=move.reason,
-                revision=move.row.revision,
+                revision=move.revision,
                 next_run_at=move.next_run_at,
                 watermark_at=move.watermark_at,
             )

@@ -37,7 +37,7 @@ from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.schedules import calendars, lifecycle
 from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.lifecycle import check_runs_per_day
-from django_durable_tasks.schedules.misfires import BackfillReport
+from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.options import API, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.store import tables

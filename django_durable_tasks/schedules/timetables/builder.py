@@ -141,18 +141,15 @@ def _built(part: Part, setting: TimetableContext) -> Timetable:
     kind = _kind(part)
     if "interval" in part:  # no two starts are equal, and it is built faster than found
         return kind.build(part, setting)
-    return _shared(_frozen(part), kind.read(part, setting))
+    frozen = tuple(
+        (key, tuple(value) if isinstance(value, list) else value) for key, value in part.items()
+    )
+    return _shared(frozen, kind.read(part, setting))
 
 
 @lru_cache(maxsize=16_384)
 def _shared(part: tuple[tuple[str, Any], ...], setting: TimetableContext) -> Timetable:
     return _kind(dict(part)).build(dict(part), setting)
-
-
-def _frozen(part: Part) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (key, tuple(value) if isinstance(value, list) else value) for key, value in part.items()
-    )
 
 
 def _kind(part: object) -> _Kind:
@@ -207,15 +204,6 @@ _MONTHS = (
 )
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _DAY_NAMES = {name[:3].upper(): number for number, name in reversed(list(enumerate(_DAYS)))}
-_NICKNAMES = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
 _STEP = re.compile(r"\*/(\d+)")
 _MOST_TIMES = 4
 
@@ -227,10 +215,28 @@ def words(parts: Sequence[Part]) -> str:
 
 def _part(part: Part) -> str:
     try:
-        kind = next(kind for kind in _BY_KIND if kind in part)
-        return _BY_KIND[kind](part)
-    except (StopIteration, LookupError, TypeError, ValueError, AttributeError):
-        return str(part)
+        if "interval" in part:
+            return f"every {span(float(part['interval']))}"
+        if "cron" in part:
+            return _cron(part)
+        if "rrule" in part:
+            return " ".join(str(part["rrule"]).split())
+        if "solar" in part:
+            event, offset = str(part["solar"]).replace("_", " "), float(part.get("offset", 0))
+            way = "before" if offset < 0 else "after"
+            when = f"{span(abs(offset))} {way}" if offset else "at"
+            when = f"1 {when}" if offset and not when[0].isdigit() else when
+            return f"{when} {event} at {part['latitude']:g}, {part['longitude']:g}"
+        if "at" in part:
+            instants = [str(instant) for instant in part["at"]]
+            if len(instants) == 1:
+                return f"once, at {instants[0]}"
+            return f"at {len(instants)} instants from {min(instants)} on"
+        if "every" in part:
+            return _every(part)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        pass
+    return str(part)
 
 
 def span(seconds: float) -> str:
@@ -245,45 +251,18 @@ def _many(number: int, unit: str) -> str:
     return unit if number == 1 else f"{number} {unit}s"
 
 
-def _interval(part: Part) -> str:
-    return f"every {span(float(part['interval']))}"
-
-
-def _rrule(part: Part) -> str:
-    return " ".join(str(part["rrule"]).split())
-
-
-def _solar(part: Part) -> str:
-    event, offset = str(part["solar"]).replace("_", " "), float(part.get("offset", 0))
-    when = "at" if not offset else f"{span(abs(offset))} {'before' if offset < 0 else 'after'}"
-    when = f"1 {when}" if offset and not when[0].isdigit() else when
-    return f"{when} {event} at {part['latitude']:g}, {part['longitude']:g}"
-
-
-def _at(part: Part) -> str:
-    instants = [str(one) for one in part["at"]]
-    return (
-        f"once, at {instants[0]}"
-        if len(instants) == 1
-        else f"at {len(instants)} instants from {min(instants)} on"
-    )
-
-
 def _every(part: Part) -> str:
     day, unit = part.get("day"), _many(part.get("count", 1), part["every"])
     month = f" in its month {part['month']}" if "month" in part else ""
     time = f" at {part['time']}" if "time" in part else ""
     if day is None:
         return f"every {unit}{month}{time}"
-    named = f"day {day}" if isinstance(day, int) else _named_day(str(day))
+    if str(day).isdigit() or isinstance(day, int):
+        named = f"day {day}"
+    else:
+        last_word = str(day).rpartition(" ")[2]
+        named = f"{day} day" if last_word in ("working", "first", "last") else str(day)
     return f"{named} of every {unit}{month}{time}"
-
-
-def _named_day(day: str) -> str:
-    if day.isdigit():
-        return f"day {day}"
-    last = day.rpartition(" ")[2]
-    return f"{day} day" if last in ("working", "first", "last") else day
 
 
 # Cron ---------------------------------------------------------------------------------------------
@@ -291,26 +270,27 @@ def _named_day(day: str) -> str:
 
 def _cron(part: Part) -> str:
     text = str(part["cron"])
-    fields = _NICKNAMES.get(text.lower(), text).split()
-    described = None if part.get("seconds") or len(fields) != 5 else _five(*fields)
-    beside = f" (seconds {part['seconds'].lower()})" if part.get("seconds") else ""
-    return described or f"cron {text}{beside}"
-
-
-def _five(minute: str, hour: str, date: str, month: str, weekday: str) -> str | None:
-    time, day = _time(minute, hour), _day(date, month, weekday)
+    if part.get("seconds"):
+        return f"cron {text} (seconds {part['seconds'].lower()})"
+    fields = cron.NICKNAMES.get(text.lower(), text).split()
+    if len(fields) != 5:
+        return f"cron {text}"
+    time, day = _time(*fields[:2]), _day(*fields[2:])
     if time is None or day is None:
-        return None
-    at_times = time.startswith("at ")
-    if not day:
-        return f"every day {time}" if at_times else time
-    return f"{day} {time}" if at_times else f"{time}, {day}"
+        return f"cron {text}"
+    if time.startswith("at "):
+        return f"{day or 'every day'} {time}"
+    return f"{time}, {day}" if day else time
 
 
 def _time(minute: str, hour: str) -> str | None:
     """Return "at 02:30", "every 5 minutes"; None if there is no short description."""
+    if (minute, hour) == ("*", "*"):
+        return "every minute"
+    if hour == "*" and (step := _STEP.fullmatch(minute)):
+        return f"every {_many(int(step[1]), 'minute')}" if 60 % int(step[1]) == 0 else None
     if hour == "*":
-        return _within_the_hour(minute)
+        return f"every hour at minute {int(minute)}" if minute.isdigit() else None
     if not minute.isdigit():
         return None
     if step := _STEP.fullmatch(hour):
@@ -323,14 +303,6 @@ def _time(minute: str, hour: str) -> str | None:
     if len(hours) > _MOST_TIMES or not all(one.isdigit() for one in hours):
         return None
     return "at " + _listed([f"{int(one):02}:{int(minute):02}" for one in hours])
-
-
-def _within_the_hour(minute: str) -> str | None:
-    if minute == "*":
-        return "every minute"
-    if step := _STEP.fullmatch(minute):
-        return f"every {_many(int(step[1]), 'minute')}" if 60 % int(step[1]) == 0 else None
-    return f"every hour at minute {int(minute)}" if minute.isdigit() else None
 
 
 def _day(date: str, month: str, weekday: str) -> str | None:
@@ -355,28 +327,14 @@ def _day(date: str, month: str, weekday: str) -> str | None:
 
 def _weekdays(field: str) -> str | None:
     first, dash, last = field.partition("-")
-    numbers = [_weekday(one) for one in ((first, last) if dash else field.split(","))]
-    if any(number is None for number in numbers):
-        return None
-    names = [_DAYS[number] for number in numbers if number is not None]
+    names = []
+    for text in (first, last) if dash else field.split(","):
+        number = int(text) if text.isdigit() else _DAY_NAMES.get(text.upper())
+        if number is None or number >= len(_DAYS):
+            return None
+        names.append(_DAYS[number])
     return f"{names[0]} to {names[1]}" if dash else _listed(names)
-
-
-def _weekday(text: str) -> int | None:
-    if text.isdigit():
-        return int(text) if int(text) < len(_DAYS) else None
-    return _DAY_NAMES.get(text.upper())
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-_BY_KIND: dict[str, Callable[[Part], str]] = {
-    "interval": _interval,
-    "cron": _cron,
-    "rrule": _rrule,
-    "solar": _solar,
-    "at": _at,
-    "every": _every,
-}

@@ -41,7 +41,7 @@ MOST_CHARACTERS = 1_000
 MOST_ITEMS = 200
 LAST = 0  # in place of the number of a weekday in its month: the last one
 
-_NICKNAMES = {
+NICKNAMES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
     "@midnight": "0 0 * * *",
@@ -160,11 +160,9 @@ def fields(text: object, seconds: str = "") -> list[str]:
 
 
 def _nickname(text: str, word: str) -> str:
-    if word in _NICKNAMES:
-        return _NICKNAMES[word]
-    why = _NOT_NICKNAMES.get(
-        word.split(maxsplit=1)[0], f"known are {', '.join(sorted(_NICKNAMES))}"
-    )
+    if word in NICKNAMES:
+        return NICKNAMES[word]
+    why = _NOT_NICKNAMES.get(word.split(maxsplit=1)[0], f"known are {', '.join(sorted(NICKNAMES))}")
     raise InvalidSchedule(f"cron={text!r}: {why}.")
 
 

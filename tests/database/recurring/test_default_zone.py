@@ -77,9 +77,7 @@ def test_a_schedule_keeps_its_zone_when_the_settings_change(settings: Any) -> No
     assert row.time_zone == "Europe/Berlin"
 
 
-def test_declared_schedules_get_the_default_zone_on_creation_and_keep_it(
-    settings: Any,
-) -> None:
+def test_declared_schedules_get_the_default_zone_on_creation_and_keep_it(settings: Any) -> None:
     settings.DURABLE_TASKS = {"SCHEDULES": {"declared": {"task": NAME, "cron": "0 9 * * *"}}}
     settings.TIME_ZONE = "Europe/Berlin"
     sync.apply()

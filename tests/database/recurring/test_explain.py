@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from celery import signals
 from django_durable_tasks import registry
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.models import RecurringTask, SchedulerLease, Task
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
+from django_durable_tasks.schedules import calendars
 from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import json_of
 from tests.database.recurring.schedules import DAILY, START, a_schedule, at, fire, tomorrow
@@ -29,7 +31,9 @@ def test_a_fire_is_explained_from_its_creation_to_its_end() -> None:
     assert (
         row.explain(START) == f"2026-03-02T09:00:00Z was dispatched. Its task {task.pk} is PENDING."
     )
-    Task.objects.unguarded().update(status="SUCCESS", due_at=None, completed_at=at(5))
+    Task.objects.unguarded().update(status="FAILED", reason="EXHAUSTED", due_at=None)
+    assert row.explain(START).endswith(f"Its task {task.pk} is FAILED (EXHAUSTED).")
+    Task.objects.unguarded().update(status="SUCCESS", reason="", completed_at=at(5))
     assert row.explain(START).endswith(f"Its task {task.pk} is SUCCESS since 2026-03-02T09:00:05Z.")
     Task.objects.unguarded().all().delete()
     assert row.explain(START).endswith("which is no longer kept.")
@@ -56,6 +60,144 @@ def test_a_fire_waiting_for_overlap_names_the_open_run_and_durable_show_does_too
         for text in json_of("show", second.pk)["sentences"]
     )
     assert second.next_attempt_at is None
+
+
+OTHER = uuid.UUID(int=8)
+
+
+def _record(row: RecurringTask, outcome: str, **columns: Any) -> None:
+    """Insert a ledger entry of the fire time START, or of a range up to ``last_fire_time``."""
+    unique = None if "last_fire_time" in columns else START
+    entry = OccurrenceRecord(
+        recurring_task=row, fire_time=START, unique_fire_time=unique, outcome=outcome, **columns
+    )
+    OccurrenceRecord.objects.unguarded().bulk_create([entry])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "columns", "expected"),
+    [
+        ("DISPATCHED", {"reason": "caught up"}, "was dispatched (caught up)."),
+        ("ROLLED", {"reason": "rolled to Monday"}, "was rolled and dispatched (rolled to Monday)."),
+        (
+            "SKIPPED_OVERLAP",
+            {"blocked_by": OTHER, "reason": f"workflow run {OTHER} is open"},
+            f"was skipped: workflow run {OTHER} of an earlier fire was still open.",
+        ),
+        ("SKIPPED_QUOTA", {"reason": "open_tasks, 5"}, "was skipped by a quota: open_tasks, 5."),
+        ("EXPIRED", {"reason": "20 s"}, "came too late: it expired after 20 s."),
+        ("OVERRIDDEN", {"reason": "skipped by hand"}, "did not run: skipped by hand."),
+        ("FAILED_TO_CREATE", {"reason": "taken"}, "could not be created: taken."),
+        ("MISSED", {"reason": "COALESCED"}, "did not run: MISSED (COALESCED)."),
+    ],
+)
+def test_the_entry_of_a_fire_time_is_explained(
+    outcome: str, columns: dict[str, Any], expected: str
+) -> None:
+    row = a_schedule()
+    _record(row, outcome, **columns)
+    assert row.explain(START) == f"2026-03-02T09:00:00Z {expected}"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "columns", "expected"),
+    [
+        ("MISSED", {"reason": "COALESCED"}, "missed, one of 9 {}: RUN_ONE_NOW ran the last of"),
+        ("MISSED", {"reason": "SKIP_MISSED"}, "missed, one of 9 {}: SKIP_MISSED runs none of"),
+        ("MISSED", {"reason": "CATCHUP_WINDOW"}, "missed, one of 9 {}: they lie further back"),
+        ("MISSED", {"reason": "MAX_CATCHUP_RUNS"}, "missed, one of 9 {}: max_catchup_runs were"),
+        ("MISSED", {"reason": "COALESCED", "count": 1}, "missed: RUN_ONE_NOW"),
+        (
+            "PAUSED",
+            {"reason": "deploy by anna", "count_is_exact": False},
+            "did not run: the schedule was paused (deploy by anna), one of at least 9 {}.",
+        ),
+    ],
+)
+def test_a_fire_time_in_a_range_is_explained_by_the_entry_of_the_range(
+    outcome: str, columns: dict[str, Any], expected: str
+) -> None:
+    row = a_schedule()
+    _record(row, outcome, **{"count": 9, "last_fire_time": at(480), **columns})
+    bounds = "fire times from 2026-03-02T09:00:00Z to 2026-03-02T09:08:00Z"
+    assert expected.format(bounds) in row.explain(at(60))
+
+
+def test_a_closed_day_in_a_missed_range_is_explained_as_closed() -> None:
+    sunday, later = at(days=6), at(days=6 + 7 * 5_000)
+    calendars.upsert("office")
+    row = a_schedule(calendar="office")
+    _record(row, "MISSED", count=9_999, last_fire_time=at(days=20))
+    assert (
+        row.explain(sunday)
+        == "2026-03-08T09:00:00Z did not run: calendar 'office' is closed: Sunday."
+    )
+    assert "will not run: calendar 'office' is closed: Sunday." in row.explain(later)
+
+
+FAR = at(days=36_500)
+"""A fire time that is to come."""
+PAUSED = {"status": "PAUSED", "paused_at": START, "status_by": "anna", "status_reason": "deploy"}
+BY_ANNA = "it is paused since 2026-03-02T09:00:00Z by anna"
+
+
+@pytest.mark.parametrize(
+    ("columns", "moment", "expected"),
+    [
+        ({}, FAR, f"{FAR:%Y-%m-%dT%H:%M:%SZ} will run, in "),
+        ({"task": "shop.gone"}, FAR, "No durable task shop.gone is registered in this process."),
+        (PAUSED, FAR, f"will not run unless the schedule is resumed before: {BY_ANNA} (deploy)."),
+        ({**PAUSED, "paused_until": FAR}, FAR, f"{BY_ANNA} until 2126-02-06T09:00:00Z (deploy)."),
+        ({**PAUSED, "paused_until": at(days=36_499)}, FAR, "will run, in "),
+        (PAUSED, START, f"did not run: {BY_ANNA} (deploy)."),
+        (
+            {"status": "PAUSED", "status_reason": "QUARANTINED", "error": "InvalidSchedule: no"},
+            FAR,
+            "it could not be triggered and is paused (QUARANTINED): InvalidSchedule: no.",
+        ),
+        (
+            {"status": "CANCELLED", "status_reason": "MAX_RUNS"},
+            FAR,
+            "will not run: the schedule has ended (MAX_RUNS).",
+        ),
+        (
+            {"status": "CANCELLED", "status_reason": "enough"},
+            START,
+            "did not run: the schedule had ended (enough).",
+        ),
+        (
+            {"watermark_at": at(120), "created_at": at(60), "updated_at": at(60)},
+            START,
+            "did not run: the schedule did not exist before 2026-03-02T09:01:00Z.",
+        ),
+        ({"ledger_from": at(60)}, at(60), "2026-03-02T09:01:00Z: its ledger entry has been"),
+        (
+            {"updated_at": at(60), "created_at": at(-60)},
+            at(7),
+            "and after it comes 2026-03-02T09:01:00Z. It was changed at 2026-03-02T09:01:00Z;",
+        ),
+        ({"timetable": [{"at": []}]}, at(7), "nightly cannot fire at all: "),
+    ],
+)
+def test_a_fire_time_without_an_entry_is_explained_by_its_schedule(
+    columns: dict[str, Any], moment: datetime, expected: str
+) -> None:
+    row = a_schedule()
+    RecurringTask.objects.unguarded().update(**columns)
+    assert expected in row.explain(moment)
+
+
+def test_a_fire_time_to_come_is_explained_with_jitter_clock_change_and_override() -> None:
+    row = a_schedule(cron="30 2 * * *", timezone="America/New_York", jitter=600)
+    gap = datetime(2126, 3, 10, 7, tzinfo=UTC)
+    starts = row.next_fire_times(1, after=gap - timedelta(hours=1))[0].effective
+    assert f"2126-03-10T07:00:00Z will run at {starts.isoformat()[:-6]}Z, by its jitter, in " in (
+        text := row.explain(gap)
+    )
+    assert " d (DST gap: " in text
+    row = a_schedule("moved", cron=DAILY)
+    row.override(tomorrow(), "MOVE", move_to=tomorrow(hours=1))
+    assert f"will run at {tomorrow(hours=1):%Y-%m-%dT%H:%M:%SZ}, in " in row.explain(tomorrow())
 
 
 def test_each_of_ten_million_missed_fires_is_explained() -> None:
@@ -87,7 +229,12 @@ def test_a_due_fire_names_the_missing_leader() -> None:
     SchedulerLease.objects.filter(name="leader").update(
         expires_at=database_now() + timedelta(minutes=1)
     )
-    assert "The leader is behind" in row.explain(START)
+    assert "next round triggers it. The leader is behind." in row.explain(START)
+    RecurringTask.objects.unguarded().update(next_run_at=FAR, task="shop.gone")
+    assert row.explain(START).endswith(
+        "looked at again at 2126-02-06T09:00:00Z. No durable task shop.gone is registered in this"
+        " process."
+    )
 
 
 def test_before_the_last_change_nothing_fired() -> None:

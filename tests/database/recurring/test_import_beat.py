@@ -175,9 +175,7 @@ def test_a_database_without_beats_tables_is_reported(monkeypatch: pytest.MonkeyP
     ) == (2, True)
 
 
-def test_missing_columns_of_older_versions_get_defaults(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_columns_of_older_versions_get_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     of_beat(headers="{}", expire_seconds=9)
     introspection = type(connection.introspection)
     describe = introspection.get_table_description

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 DAILY = {"cron": "0 3 * * *"}
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "an impossible date": ({"cron": "0 0 31 2 *"}, "can never fire"),
+    "an impossible date": ({"cron": "0 0 31 2 *"}, "'0 0 31 2 *' can never fire"),
     "an impossible date of a list": ({"cron": ["0 3 * * *", "0 0 30 2 *"]}, "can never fire"),
     "a field beyond its range": ({"cron": "99 3 * * *"}, "99"),
     "reboot": ({"cron": "@reboot"}, "@reboot"),
@@ -70,14 +70,26 @@ def test_an_invalid_edit_leaves_the_schedule_unchanged(given: dict[str, Any]) ->
     assert RecurringTask.objects.filter(pk=row.pk).values().get() == before
 
 
-def test_a_cron_that_never_fires_is_accepted_on_a_paused_row_and_refused_on_resume() -> None:
+def test_a_cron_that_never_fires_is_accepted_on_a_paused_row_only() -> None:
     row = RecurringTask.objects.upsert(name="off", task=tasks.noop, cron="0 0 31 2 *", paused=True)
     assert (row.status, row.next_run_at) == ("PAUSED", None)
+    again: dict[str, Any] = {
+        "name": "off",
+        "task": tasks.noop,
+        "cron": "0 0 31 2 *",
+        "paused": True,
+    }
+    assert RecurringTask.objects.upsert(**again).revision == row.revision
     with pytest.raises(InvalidSchedule, match="never fire"):
         row.resume()
     row.refresh_from_db()
     assert (row.status, row.next_run_at) == ("PAUSED", None)
     assert not OccurrenceRecord.objects.exists()
+    RecurringTask.objects.upsert(name="off", task=tasks.noop, interval=60)
+    row.resume()
+    with pytest.raises(InvalidSchedule, match="would never fire"):
+        RecurringTask.objects.upsert(**again)
+    assert RecurringTask.objects.get().timetable == [{"interval": 60.0}]
 
 
 def test_a_calendar_without_working_days_quarantines_only_its_own_schedules() -> None:

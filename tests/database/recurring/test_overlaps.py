@@ -11,6 +11,8 @@ import pytest
 
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.states import transitions
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim, operator_actions
 from tests.database.recurring.schedules import START, a_schedule, at, fire
@@ -25,7 +27,9 @@ from tests.database.transitions.transition_calls import (
     succeed,
 )
 from tests.factories import QUEUE, a_task
+from tests.messages import take_task_messages
 from tests.project import tasks
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
 
@@ -271,3 +275,30 @@ def test_a_run_with_jitter_is_not_released_before_its_instant() -> None:
     assert overlap.release(10) == 1
     assert of(SECOND).due_at == later
     assert claimed() == []
+
+
+# Release by maintenance ---------------------------------------------------------------------------
+#
+# A task that waited for overlap is dispatched as soon as the maintenance job releases it, not one
+# poll later.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_released_by_maintenance_is_dispatched_by_an_immediate_round() -> None:
+    row = a_schedule(queue=QUEUE, overlap="QUEUE_ALL")
+    fire(START)
+    fire(at(60))
+    row.refresh_from_db()
+    row.pause("only tasks that exist already")
+    first, second = Task.objects.order_by("fire_time")
+    transitions.cancel(Task.objects.filter(pk=first.pk), "TEST")
+    scheduler = Scheduler("one")
+    scheduler.leader.step()
+    scheduler.round()
+    scheduler.maintenance.round()
+    assert scheduler.dispatching.time_to_sleep() < 0.1
+    until(
+        lambda: (scheduler.round(), Task.objects.queued().filter(pk=second.pk).exists())[1],
+        within=30,
+    )
+    assert [message.task_id for message in take_task_messages(QUEUE)] == [second.pk]

@@ -5,6 +5,7 @@ missed.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -66,38 +67,52 @@ def test_a_watermark_that_was_set_back_creates_no_second_task() -> None:
     assert OccurrenceRecord.objects.single().count() == 2
 
 
-def test_one_run_now_for_all_missed_fires() -> None:
-    row = a_schedule()
-    assert fire(at(3600 + 90)) == 1
-    assert fire_times(row) == [at(3660)]
-    assert ledger_of(row)[0] == ("MISSED", START, at(3600), 61, "COALESCED")
+ALL_MISSED = {"catch_up_mode": "RUN_ALL_MISSED", "misfire_grace": 5, "overlap": "ALLOW"}
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "runs", "missed", "next_run"),
+    [
+        ({}, 3_690, [3_660], (3_600, 61, "COALESCED"), 3_720),
+        ({"misfire_grace": 5}, 3_630, [3_600], (3_540, 60, "COALESCED"), 3_660),
+        (
+            {**ALL_MISSED, "max_catchup_runs": 3, "catchup_pace": 10},
+            630,
+            [480, 540, 600],
+            (420, 8, "MAX_CATCHUP_RUNS"),
+            660,
+        ),
+        ({**ALL_MISSED, "catchup_window": 150}, 630, [540, 600], (480, 9, "CATCHUP_WINDOW"), 660),
+        (
+            {"interval": 1, "catch_up_mode": "SKIP_MISSED", "misfire_grace": 0.5},
+            10_000_000.7,
+            [],
+            (10_000_000, 10_000_001, "SKIP_MISSED"),
+            10_000_001,
+        ),
+    ],
+    ids=["one now", "the last if none is on time", "at a pace", "window", "skipped"],
+)
+def test_missed_fires_run_by_the_policy_and_the_others_are_one_entry(
+    options: dict[str, Any],
+    seconds: float,
+    runs: list[int],
+    missed: tuple[int, int, str],
+    next_run: int,
+) -> None:
+    row = a_schedule(**options)
+    assert fire(at(seconds)) == len(runs)
+    assert fire_times(row) == [at(second) for second in runs]
+    last, number, reason = missed
+    assert ledger_of(row)[0] == ("MISSED", START, at(last), number, reason)
+    assert len(ledger_of(row)) == 1 + len(runs)
     row.refresh_from_db()
-    assert row.next_run_at == at(3720)
-
-
-def test_the_one_run_is_the_last_missed_fire_if_none_is_on_time() -> None:
-    row = a_schedule(misfire_grace=5)
-    assert fire(at(3600 + 30)) == 1
-    assert fire_times(row) == [at(3600)]
-    assert ledger_of(row) == [
-        ("MISSED", START, at(3540), 60, "COALESCED"),
-        ("DISPATCHED", at(3600), None, 1, "caught up"),
-    ]
-
-
-def test_all_missed_runs_are_caught_up_at_a_pace_and_the_oldest_omitted() -> None:
-    row = a_schedule(
-        catch_up_mode="RUN_ALL_MISSED",
-        misfire_grace=5,
-        max_catchup_runs=3,
-        catchup_pace=10,
-        overlap="ALLOW",
-    )
-    assert fire(at(600 + 30)) == 3
-    assert fire_times(row) == [at(480), at(540), at(600)]
-    assert ledger_of(row)[0] == ("MISSED", START, at(420), 8, "MAX_CATCHUP_RUNS")
-    starts = Task.objects.order_by("fire_time").values_list("run_at", flat=True)
-    assert list(starts) == [at(630), at(640), at(650)]
+    assert row.next_run_at == at(next_run)
+    if "catchup_pace" in options:
+        starts = Task.objects.order_by("fire_time").values_list("run_at", flat=True)
+        assert list(starts) == [at(630), at(640), at(650)]
+    if options == {"misfire_grace": 5}:
+        assert ledger_of(row)[1] == ("DISPATCHED", at(3_600), None, 1, "caught up")
 
 
 def test_all_missed_runs_wait_for_each_other_under_skip() -> None:
@@ -105,23 +120,6 @@ def test_all_missed_runs_wait_for_each_other_under_skip() -> None:
     assert fire(at(120 + 30)) == 3
     assert Task.objects.waiting_for_overlap().count() == 2
     assert fire_times(row) == [START, at(60), at(120)]
-
-
-def test_the_misfire_window_excludes_older_fires() -> None:
-    row = a_schedule(
-        catch_up_mode="RUN_ALL_MISSED", misfire_grace=5, catchup_window=150, overlap="ALLOW"
-    )
-    assert fire(at(600 + 30)) == 2
-    assert fire_times(row) == [at(540), at(600)]
-    assert ledger_of(row)[0] == ("MISSED", START, at(480), 9, "CATCHUP_WINDOW")
-
-
-def test_skipped_misfires_are_one_entry_whatever_their_number() -> None:
-    row = a_schedule(interval=1, catch_up_mode="SKIP_MISSED", misfire_grace=0.5)
-    assert fire(at(10_000_000 + 0.7)) == 0
-    assert ledger_of(row) == [("MISSED", START, at(10_000_000), 10_000_001, "SKIP_MISSED")]
-    row.refresh_from_db()
-    assert row.next_run_at == at(10_000_001)
 
 
 def test_a_busy_schedule_is_skipped_and_the_ledger_names_the_open_run() -> None:
