@@ -51,13 +51,7 @@ def test_a_good_history_has_nothing_lost_and_nothing_run_twice() -> None:
         result["faults"],
         result["kills"],
         result["refused_calls"],
-    ) == (
-        9,
-        9,
-        1,
-        3,
-        1,
-    )
+    ) == (9, 9, 1, 3, 1)
     assert (
         result["fenced_endings"],
         result["ignored_messages"],

@@ -207,11 +207,7 @@ BROKEN: list[tuple[str, str, History]] = [
         "a callback with another idempotency key",
         but(requests=(dataclasses.replace(CALLBACK, key="other"), MESSAGE, DIGEST)),
     ),
-    (
-        "H13",
-        "more requests than attempts",
-        but(requests=(*GOOD.requests, CALLBACK)),
-    ),
+    ("H13", "more requests than attempts", but(requests=(*GOOD.requests, CALLBACK))),
     (
         "H13",
         "a request of no task",
