@@ -183,15 +183,7 @@ def _times(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def _invariants(results: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = _head(["", "invariant", *(f"violations, {_name(result)}" for result in results)])
     for name in INVARIANTS:
-        lines.append(
-            _row(
-                [
-                    name,
-                    meaning(name),
-                    *(_violated(result, name) for result in results),
-                ]
-            )
-        )
+        lines.append(_row([name, meaning(name), *(_violated(result, name) for result in results)]))
     return lines
 
 

@@ -18,13 +18,7 @@ import redis
 from psycopg.rows import dict_row
 
 from tests.addresses import problem_at
-from tests.starting import (
-    _program,
-    start_mariadb,
-    start_postgresql,
-    start_rabbitmq,
-    start_redis,
-)
+from tests.starting import _program, start_mariadb, start_postgresql, start_rabbitmq, start_redis
 from tests.waiting import until
 
 PATIENCE = 60

@@ -99,11 +99,7 @@ class Stage:
         return program
 
     def worker(
-        self,
-        pool: str = "prefork",
-        slots: int = 2,
-        queues: Sequence[str] = (),
-        **environment: str,
+        self, pool: str = "prefork", slots: int = 2, queues: Sequence[str] = (), **environment: str
     ) -> Program:
         """Start another worker. Without ``queues`` it serves those of the load; on several workers of
         different pools only one with threads serves the further queues.

@@ -297,15 +297,7 @@ def _edges() -> Iterator[Edge]:
 
 
 def _fires() -> Iterator[Fire]:
-    names = (
-        "recurring_task_id",
-        "fire_time",
-        "task_id",
-        "term",
-        "created_at",
-        "outcome",
-        "count",
-    )
+    names = ("recurring_task_id", "fire_time", "task_id", "term", "created_at", "outcome", "count")
     found = OccurrenceRecord.objects.order_by("id").values_list(*names)
     for schedule, due, task, term, at, outcome, number in found:
         fired = str(task) if task else None

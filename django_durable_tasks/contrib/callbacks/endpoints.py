@@ -167,11 +167,7 @@ def failed(key: str, tenant_id: int, reason: str, run: Run | None = None) -> flo
         pause = answers.breaker_pause_after(
             health, now, settings.HTTP_BREAKER_FAILURES, settings.HTTP_BREAKER_PAUSE
         )
-        opened = {
-            "openings": row.openings + 1,
-            "open_until": after(pause),
-            "probe_until": None,
-        }
+        opened = {"openings": row.openings + 1, "open_until": after(pause), "probe_until": None}
         _endpoints().filter(pk=row.pk).update(
             failures=row.failures + 1,
             last_failure=reason[:200],

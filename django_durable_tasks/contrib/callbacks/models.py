@@ -71,7 +71,7 @@ class Endpoint(GuardedModel):
                 fields=["open_until"],
                 name="durable_endpoint_open",
                 where=models.Q(open_until__isnull=False),
-            ),
+            )
         ]
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class DeliveryAttempt(GuardedModel):
                 where=models.Q(encryption_key__isnull=False),
                 elsewhere=("encryption_key", "id"),
                 name="durable_delivery_encryption",
-            ),
+            )
         ]
 
     def __str__(self) -> str:

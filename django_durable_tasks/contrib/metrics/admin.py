@@ -48,11 +48,7 @@ from django_durable_tasks.contrib.metrics.series import Duration, Span
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago
 
-_TITLES = {
-    "1h": _("1 hour"),
-    "24h": _("24 hours"),
-    "7d": _("7 days"),
-}
+_TITLES = {"1h": _("1 hour"), "24h": _("24 hours"), "7d": _("7 days")}
 _TICK_MINUTES = {"1h": 10, "24h": 180, "7d": 1_440}
 _QUANTILES = (("p50", 0.5), ("p95", 0.95))
 _DURATIONS = (

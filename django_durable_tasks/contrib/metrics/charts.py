@@ -50,11 +50,7 @@ class ChartPeriod:
 
 PERIODS = {
     one.name: one
-    for one in (
-        ChartPeriod("1h", 60, 1),
-        ChartPeriod("24h", 96, 15),
-        ChartPeriod("7d", 168, 60),
-    )
+    for one in (ChartPeriod("1h", 60, 1), ChartPeriod("24h", 96, 15), ChartPeriod("7d", 168, 60))
 }
 
 

@@ -46,13 +46,7 @@ from django_durable_tasks.store.errors import reason_of
 PREFIX = "durable_tasks"
 Totals = Sequence[tuple[SeriesKey, CountedDurations]]
 _ACCEPTED = frozenset(
-    (
-        LogStatus.SUCCESS,
-        LogStatus.FAILED,
-        LogStatus.RETRY,
-        LogStatus.LOST,
-        LogStatus.CANCELLED,
-    )
+    (LogStatus.SUCCESS, LogStatus.FAILED, LogStatus.RETRY, LogStatus.LOST, LogStatus.CANCELLED)
 )
 _NOT_FIRED = frozenset(FireOutcome) - {
     FireOutcome.DISPATCHED,
@@ -97,10 +91,7 @@ TOTALS = (
         _TASK_AND_STATUS,
     ),
     TotalMetric(
-        "skipped",
-        "Tasks that ended without an attempt.",
-        MetricKind.ENDED,
-        labels=_TASK_AND_STATUS,
+        "skipped", "Tasks that ended without an attempt.", MetricKind.ENDED, labels=_TASK_AND_STATUS
     ),
     TotalMetric(
         "misfires",

@@ -337,10 +337,7 @@ def _of_runs(found: Subscriptions, runs: Sequence[Run]) -> Iterator[OccurredEven
 
 
 def _of_tasks(
-    found: Subscriptions,
-    types: Sequence[EventType],
-    status: Status,
-    task_ids: Sequence[uuid.UUID],
+    found: Subscriptions, types: Sequence[EventType], status: Status, task_ids: Sequence[uuid.UUID]
 ) -> Iterator[OccurredEvent]:
     changed = tables.tasks().filter(status=status, tenant_id__in=sorted(found.tenants))
     for first in range(0, len(task_ids), _TOGETHER):

@@ -546,11 +546,7 @@ def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> Notificatio
     total = rows.count()
     is_test = found[0].type == EventType.TEST
     return NotificationContent(
-        setting_name=setting.name,
-        events=found,
-        total=total,
-        counts=counts,
-        is_digest=not is_test,
+        setting_name=setting.name, events=found, total=total, counts=counts, is_digest=not is_test
     )
 
 

@@ -57,7 +57,6 @@ _USEFUL_FOR = 120.0
 def create_probe(minute: datetime) -> None:
     """Create the probe of this minute, once, also if two schedulers do it."""
     options = CallOptions(
-        idempotency_key=f"durable-watchdog-{int(minute.timestamp()) // 60}",
-        expires_in=_USEFUL_FOR,
+        idempotency_key=f"durable-watchdog-{int(minute.timestamp()) // 60}", expires_in=_USEFUL_FOR
     )
     enqueue.submit(Call(registry.get(WATCHDOG_TASK), (), {}, options))

@@ -1,5 +1,5 @@
-"""The framework of ``durable verify``: findings, the rules for correct values, and the reading
-of tables in pages by primary key.
+"""The framework of ``durable verify``: checks and their findings, the reading of tables in pages by
+primary key, and locks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from inspect import getdoc
 from typing import Any
 
 from django.db.models import Model, QuerySet
 
-from django_durable_tasks.choices import DEADLINE, OPEN, RecurringStatus, Status, WorkflowStatus
 from django_durable_tasks.models import (
     RecurringTask,
     SchedulerLease,
@@ -22,15 +22,23 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.models.guarded import GuardedQuerySet
-from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.workflows.builder import verdict
 
-# Rules of ``durable verify``: which values of rows are wrong, and the correct ones. Pure.
-#
-# A finding contains one row, one field, its value and the correct one. ``repair`` describes what
-# ``durable verify --repair`` does; if it is empty, ``advice`` describes what an operator can do.
+# Tasks change while a page is read. A finding of the first, unlocked read is therefore checked
+# again with the rows that decide about it locked. A statement after a lock reads everything that
+# was committed before it (PostgreSQL documentation 13.2.1). Rows locked by other transactions are
+# skipped, because they are changing.
+
+Rows = QuerySet[Any]
+# Rows per page.
+PAGE = 5_000
+# Rows per page of the models whose rows need more work each.
+NARROW: Mapping[type[Model], int] = {WorkflowRun: 50, RecurringTask: 200}
+# Rows that are locked together, to be checked again or repaired.
+AT_ONCE = 100
+# Seconds after which something is reported as late, beyond the delay that the engine itself allows.
+PATIENCE = 60.0
 
 
 class Severity(StrEnum):
@@ -42,19 +50,25 @@ class Severity(StrEnum):
     """A step that should have been done by now is missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One wrong row; ``key`` is its primary key."""
+    """A wrong row: its primary key, a field, the value of the field, and the right one in words.
 
-    check: str
-    severity: Severity
-    table: str
+    ``check``, ``table``, ``severity`` and ``repair`` are those of the check unless it gives them.
+    ``repair`` describes what ``durable verify --repair`` does. If it is empty, ``advice`` describes
+    what an operator can do. ``value`` is the value that a repair writes, if the check computes it.
+    """
+
     key: Any
     field: str
     found: Any
     right: str
-    repair: str = ""
     advice: str = ""
+    repair: str | None = None
+    severity: Severity | None = None
+    table: str = ""
+    check: str = ""
+    value: Any = None
 
     @property
     def text(self) -> str:
@@ -64,22 +78,6 @@ class Finding:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WrongField:
-    """A wrong field; ``value`` is what a repair writes, if ``safe``."""
-
-    field: str
-    found: Any
-    right: str
-    value: Any = None
-    safe: bool = True
-
-    def of(self, key: Any, advice: str = "") -> Wrong:
-        """Return it as the finding of a row; ``advice`` is for an operator if it is not safe."""
-        row = Wrong(key, self.field, self.found, self.right)
-        return row if self.safe else replace(row, repair="", advice=advice)
-
-
 def shown(value: Any) -> str:
     """Return a value as text; instants in UTC."""
     if value is None:
@@ -87,211 +85,6 @@ def shown(value: Any) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return str(value) if isinstance(value, int | str) and value != "" else repr(value)
-
-
-# Tasks --------------------------------------------------------------------------------------------
-
-
-def wrong_marker(
-    field: str, marker: str | None, key: str | None, status: str, attempts: int
-) -> WrongField | None:
-    """Return the error in the marker of an open key (``open_key``, ``open_unique_key``); None if
-    there is none.
-
-    A task that has started may have lost its key to a newer one, so only a task that never started
-    must have it.
-    """
-    if Status(status) not in OPEN:
-        return (
-            None
-            if marker is None
-            else WrongField(field, marker, f"empty, because the task is {status}")
-        )
-    if marker == key or (marker is None and attempts > 0):
-        return None
-    return WrongField(field, marker, f"{shown(key)}, because the task is {status}", key)
-
-
-def wrong_completion(status: str, completed_at: datetime | None) -> WrongField | None:
-    """Return the error in ``completed_at``; None if there is none."""
-    is_open = Status(status) in OPEN
-    if is_open == (completed_at is None):
-        return None
-    right = "empty" if is_open else "when it ended"
-    return WrongField("completed_at", completed_at, f"{right}, because the task is {status}")
-
-
-def wrong_attempts(
-    attempts: int, *, running: bool, endings: int, distinct: int, highest: int
-) -> WrongField | None:
-    """Return the contradiction between the log entries of accepted endings and ``attempts``; None
-    if they agree.
-
-    ``endings``: how many there are; ``distinct``: of how many attempts; ``highest``: the number of
-    the last one. An attempt that ended twice cannot be repaired; a counter that is too low can.
-    """
-    if endings > distinct:
-        return WrongField(
-            "attempts",
-            attempts,
-            f"one ending an attempt, and {distinct} of them ended {endings} times",
-            safe=False,
-        )
-    least = highest + running
-    if attempts < least:
-        return WrongField(
-            "attempts", attempts, f"at least {least}, by the log rows of its endings", least
-        )
-    return None
-
-
-# Workflows ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """A workflow run and its tasks: its counters, the changes of pending ending events, and the
-    number of tasks per status.
-    """
-
-    status: str
-    total: int
-    counted: Mapping[str, int]
-    in_events: Mapping[str, int]
-    present: Mapping[str, int]
-    uncounted_events: int = 0
-    cancelled: bool = False
-    reason: str = ""
-
-    @property
-    def open(self) -> int:
-        """How many of its tasks have not ended."""
-        return sum(self.present.get(status, 0) for status in OPEN)
-
-
-def wrong_counts(run: RunFacts) -> list[WrongField]:
-    """Return the counters that differ from the tasks, including the changes of pending ending
-    events.
-
-    Pruned tasks were counted and no longer exist. For a run with pruned tasks, no counter may be
-    lower than the number of existing tasks, and tasks that have not ended must be counted as open.
-    """
-    if run.status == WorkflowStatus.STARTING:
-        return []
-    expected = {
-        column: run.counted[column] + run.in_events.get(column, 0) for column in COUNTS.values()
-    }
-    there = {column: run.present.get(status, 0) for status, column in COUNTS.items()}
-    if sum(there.values()) + run.open == run.total:
-        return [
-            _count(run, column, there[column])
-            for column in there
-            if expected[column] != there[column]
-        ]
-    wrong = [
-        _count(run, column, there[column]) for column in there if expected[column] < there[column]
-    ]
-    if not wrong and run.total - sum(expected.values()) != run.open:
-        right = sum(expected.values()) + run.open
-        wrong = [
-            WrongField(
-                "total",
-                run.total,
-                f"{right}: {sum(expected.values())} ended and {run.open} open",
-                right,
-                safe=expected == there,
-            )
-        ]
-    return wrong
-
-
-def _count(run: RunFacts, column: str, rows: int) -> WrongField:
-    right = rows - run.in_events.get(column, 0)
-    return WrongField(column, run.counted[column], f"{right}, by a recount of its tasks", right)
-
-
-def wrong_status(run: RunFacts) -> WrongField | None:
-    """Return the error in the status of a run, by its own counters; None if there is none, or if
-    ending events are pending.
-    """
-    if run.uncounted_events or run.status == WorkflowStatus.STARTING:
-        return None
-    right = verdict(
-        run.counted,
-        run.total,
-        cancelled=run.cancelled,
-        overdue=run.cancelled and run.reason == DEADLINE,
-    )
-    if right == run.status:
-        return None
-    why = (
-        f"{run.open} of its tasks are open"
-        if right == WorkflowStatus.RUNNING
-        else "all of its tasks have ended"
-    )
-    return WrongField("status", run.status, f"{right}, because {why}")
-
-
-# Recurring tasks ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextRun:
-    """The next due time of a recurring task, and that of its agenda (``following``); instants are
-    aware.
-    """
-
-    status: str
-    now: datetime
-    stored: datetime | None
-    following: datetime | None = None
-    paused_until: datetime | None = None
-    put_off: float = 0.0
-
-
-def wrong_next_run(row: NextRun) -> WrongField | None:
-    """Return the error in ``next_run_at``; ``put_off`` is the delay (seconds) of a fire whose task
-    is not registered.
-
-    A task that is already due is not checked here: another check reports schedules that do not
-    fire.
-    """
-    right = row.following
-    if row.status == RecurringStatus.PAUSED:
-        right = row.paused_until
-    elif row.status == RecurringStatus.CANCELLED:
-        right = None
-    if row.stored == right or (
-        row.stored is not None and row.stored <= row.now and row.status != "CANCELLED"
-    ):
-        return None
-    late = right is not None and right <= row.now and row.status == RecurringStatus.ACTIVE
-    if late and row.stored is not None and row.stored <= row.now + timedelta(seconds=row.put_off):
-        return None
-    why = f"because it is {row.status}" if row.status != RecurringStatus.ACTIVE else "by its agenda"
-    return WrongField("next_run_at", row.stored, f"{shown(right)}, {why}", right)
-
-
-# The framework of ``durable verify``: reads tables in pages by primary key and confirms findings
-# under lock.
-#
-# Tasks change while a page is read. A finding of the first, unlocked read is therefore checked
-# again with the rows that decide about it locked. A statement after a lock reads everything that
-# was committed before it (PostgreSQL documentation 13.2.1). Rows locked by other transactions are
-# skipped, because they are changing.
-
-
-Rows = QuerySet[Any]
-PAGE = 5_000
-"""Rows per page."""
-NARROW: Mapping[type[Model], int] = {WorkflowRun: 50, RecurringTask: 200}
-"""Rows per page of the models whose rows need more work each."""
-AT_ONCE = 100
-"""Rows that are locked together, to be checked again or repaired."""
-PATIENCE = 60.0
-"""Seconds after which something is reported as late, beyond the delay that the engine itself
-allows.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,25 +121,7 @@ def read_context() -> VerifyContext:
     return VerifyContext(now=now, led=True, steady=now - (lease.acquired_at or now))
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """A wrong row as a check reports it: its key, the field, its value, and the right one in words.
-
-    ``repair``, ``severity`` and ``table`` are those of the check unless given. An empty ``repair``
-    means that an operator is needed, for whom ``advice`` is.
-    """
-
-    key: Any
-    field: str
-    found: Any
-    right: str
-    advice: str = ""
-    repair: str | None = None
-    severity: Severity | None = None
-    table: str = ""
-
-
-Look = Callable[[VerifyContext, Rows], Iterable[Wrong]]
+Look = Callable[[VerifyContext, Rows], Iterable[Finding]]
 Lock = Callable[[Sequence[Any]], list[Any]]
 Repair = Callable[[VerifyContext, Sequence[Any]], Collection[Any] | None]
 
@@ -396,18 +171,14 @@ class Check:
     def find(self, context: VerifyContext, rows: Rows) -> list[Finding]:
         """Return the findings of these rows."""
         return [
-            Finding(
+            replace(
+                finding,
                 check=self.name,
-                severity=wrong.severity or self.severity,
-                table=wrong.table or str(self.model._meta.verbose_name),
-                key=wrong.key,
-                field=wrong.field,
-                found=wrong.found,
-                right=wrong.right,
-                repair=self.repair_text if wrong.repair is None else wrong.repair,
-                advice=wrong.advice,
+                severity=finding.severity or self.severity,
+                table=finding.table or str(self.model._meta.verbose_name),
+                repair=self.repair_text if finding.repair is None else finding.repair,
             )
-            for wrong in self.look(context, rows)
+            for finding in self.look(context, rows)
         ]
 
     def lock_rows(self, keys: Sequence[Any]) -> Rows:
@@ -433,26 +204,29 @@ class Check:
 def check(
     name: str,
     model: type[Any],
-    question: str,
-    *,
     group: str,
+    *,
     repair: str = "",
-    severity: Severity = Severity.BROKEN,
+    late: bool = False,
     lock: Lock | None = None,
+    question: str = "",
 ) -> Callable[[Look], Check]:
-    """Decorator: register the check whose ``look`` is the function. ``repair`` says what the repair
-    does.
+    """Decorator: register the check whose ``look`` is the function.
+
+    Its question is the first paragraph of the docstring, unless ``question`` is given. ``repair``
+    says what the repair does. ``late``: its findings are LATE instead of BROKEN.
     """
 
     def registered(look: Look) -> Check:
+        asked = question or " ".join((getdoc(look) or "").partition("\n\n")[0].split())
         new = Check(
             name=name,
             group=group,
-            question=question,
+            question=asked,
             model=model,
             look=look,
             repair_text=repair,
-            severity=severity,
+            severity=Severity.LATE if late else Severity.BROKEN,
             lock=lock,
         )
         _checks.append(new)

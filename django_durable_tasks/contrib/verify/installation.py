@@ -13,10 +13,10 @@ from django_durable_tasks.choices import OPEN
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
+    Finding,
     Rows,
     Severity,
     VerifyContext,
-    Wrong,
     check,
     rows_of,
 )
@@ -54,16 +54,11 @@ _HOUR = 3_600.0
 # Seed rows and leases -----------------------------------------------------------------------------
 
 
-@check(
-    "seed-rows",
-    SchedulerLease,
-    "Do the rows written by the migrations exist?",
-    group="nodes",
-    lock=list,
-    repair="insert it",
-)
-def missing(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Rows that the migrations insert: without the lease no leader, without the tenant no task is
+@check("seed-rows", SchedulerLease, "nodes", lock=list, repair="insert it")
+def missing(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Do the rows written by the migrations exist?
+
+    Rows that the migrations insert: without the lease no leader, without the tenant no task is
     possible.
     """
     wanted: tuple[tuple[str, type[Model], Any], ...] = (
@@ -72,7 +67,7 @@ def missing(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     )
     for table, model, key in wanted:
         if not rows_of(model).filter(pk=key).exists():
-            yield Wrong(str(key), "row", None, "the row that the migrations insert", table=table)
+            yield Finding(str(key), "row", None, "the row that the migrations insert", table=table)
 
 
 @missing.repaired_by("inserted")
@@ -80,15 +75,17 @@ def _write_nodes(context: VerifyContext, keys: Sequence[Any]) -> None:
     tables.write_first_rows(using=tables.database())
 
 
-@check("leases", SchedulerLease, "Can a scheduler become leader?", group="nodes")
-def leases(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Leases that expire too far in the future, and expired leases that no running
+@check("leases", SchedulerLease, "nodes")
+def leases(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Can a scheduler become leader?
+
+    Leases that expire too far in the future, and expired leases that no running
     scheduler takes.
     """
     far = rows.filter(expires_at__gt=context.ago(-_LONGEST))
     for name, until in far.values_list("name", "expires_at"):
         repair = "let it expire, so that a scheduler takes it"
-        yield Wrong(name, "expires_at", until, f"at most {_LONGEST:g} s ahead", repair=repair)
+        yield Finding(name, "expires_at", until, f"at most {_LONGEST:g} s ahead", repair=repair)
     seen = context.ago(nodes.timeout())
     schedulers = rows_of(Node).filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True)
     settled = schedulers.filter(last_seen_at__gte=seen, started_at__lt=context.ago(PATIENCE))
@@ -96,14 +93,9 @@ def leases(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     over = rows.filter(expires_at__lt=context.ago(PATIENCE)).values_list("name", "expires_at")
     for name, until in over:
         if name in lease_names:
-            yield Wrong(
-                name,
-                "expires_at",
-                until,
-                "taken over by a running scheduler",
-                severity=Severity.LATE,
-                advice="Look at the schedulers' logs: none of them can take the lease.",
-            )
+            right = "taken over by a running scheduler"
+            advice = "Look at the schedulers' logs: none of them can take the lease."
+            yield Finding(name, "expires_at", until, right, advice, severity=Severity.LATE)
 
 
 @leases.repaired_by("ended")
@@ -118,13 +110,15 @@ def _end(context: VerifyContext, keys: Sequence[Any]) -> None:
 @check(
     "nodes-without-heartbeat",
     Node,
-    "Is each node that missed its heartbeats declared dead?",
-    group="nodes",
+    "nodes",
     repair="declare it dead; the leader then marks its runs LOST",
-    severity=Severity.LATE,
+    late=True,
 )
-def without_heartbeat(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Nodes that missed their heartbeats for long and were not declared dead."""
+def without_heartbeat(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is each node that missed its heartbeats declared dead?
+
+    Nodes that missed their heartbeats for long and were not declared dead.
+    """
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not context.led or not context.is_steady_for(patience):
         return
@@ -134,7 +128,7 @@ def without_heartbeat(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         region=conf.settings().REGION,
     )
     for pk, seen in found.values_list("pk", "last_seen_at"):
-        yield Wrong(pk, "last_seen_at", seen, "declared dead, because it missed its heartbeats")
+        yield Finding(pk, "last_seen_at", seen, "declared dead, because it missed its heartbeats")
 
 
 @without_heartbeat.repaired_by("declared dead")
@@ -148,11 +142,11 @@ def _declare_dead(context: VerifyContext, keys: Sequence[Any]) -> None:
 def _check_orphans(name: str, of: str, model: type[Model], column: str) -> None:
     owner: Any = model._meta.get_field(column).related_model
 
-    @check(name, model, f"Does the {of} exist?", group="orphans", repair="delete it")
-    def orphans(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
+    @check(name, model, "orphans", question=f"Does the {of} exist?", repair="delete it")
+    def orphans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
         found = rows.filter(~Exists(rows_of(owner).order_by().filter(pk=OuterRef(column))))
         for pk, key in found.values_list("pk", f"{column}_id"):
-            yield Wrong(pk, column, key, f"a {owner._meta.verbose_name} that exists")
+            yield Finding(pk, column, key, f"a {owner._meta.verbose_name} that exists")
 
     @orphans.repaired_by("deleted")
     def _delete(context: VerifyContext, keys: Sequence[Any]) -> None:
@@ -178,19 +172,16 @@ _check_orphans(
 # The shard of a task ------------------------------------------------------------------------------
 
 
-@check(
-    "shard-keys",
-    Task,
-    "Is each open task in the shard computed from its id?",
-    group="shards",
-    repair="write it",
-)
-def wrong_keys(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Open tasks whose shard does not match their id."""
+@check("shard-keys", Task, "shards", repair="write it")
+def wrong_keys(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is each open task in the shard computed from its id?
+
+    Open tasks whose shard does not match their id.
+    """
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     for pk, shard in found:
         if shard != shard_of(pk):
-            yield Wrong(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
+            yield Finding(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
 
 
 @wrong_keys.repaired_by("written")
@@ -219,15 +210,12 @@ def _restricted_to(node: Node) -> frozenset[int] | None:
     return frozenset(node.shards or ()) if node.keeps_to_shards else None
 
 
-@check(
-    "unserved-shards",
-    SchedulerLease,
-    "Does a scheduler serve each shard?",
-    group="shards",
-    severity=Severity.LATE,
-)
-def unserved(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Regions whose schedulers are all restricted to some shards and leave others unserved."""
+@check("unserved-shards", SchedulerLease, "shards", late=True)
+def unserved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does a scheduler serve each shard?
+
+    Regions whose schedulers are all restricted to some shards and leave others unserved.
+    """
     schedulers = _schedulers(context)
     found = {
         name: _unserved_shards(context, schedulers[region_of(name)])
@@ -235,16 +223,12 @@ def unserved(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     }
     for name, missing in found.items():
         if missing:
-            yield Wrong(
-                name,
-                "unserved shards",
-                spell_shards(missing),
-                f"none, because their tasks start {UNSERVED_AFTER:g} s late",
-                advice=(
-                    f"Run a scheduler with --shards {spell_shards(missing)}, or one without"
-                    " --shards, which serves the shards that no other serves."
-                ),
+            right = f"none, because their tasks start {UNSERVED_AFTER:g} s late"
+            advice = (
+                f"Run a scheduler with --shards {spell_shards(missing)}, or one without"
+                " --shards, which serves the shards that no other serves."
             )
+            yield Finding(name, "unserved shards", spell_shards(missing), right, advice)
 
 
 def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
@@ -263,45 +247,33 @@ def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) ->
     )
 
 
-@check(
-    "shard-maps",
-    Node,
-    "Does each scheduler serve the shards assigned to it?",
-    group="shards",
-    severity=Severity.LATE,
-)
-def contradicted(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Schedulers whose shards do not match the division computed for their region, which has not
+@check("shard-maps", Node, "shards", late=True)
+def contradicted(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each scheduler serve the shards assigned to it?
+
+    Schedulers whose shards do not match the division computed for their region, which has not
     changed recently.
     """
     running = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
     wanted = set(running.values_list("pk", flat=True))
-    maps = {
-        pk: right
-        for region in _schedulers(context).values()
-        for pk, right in _division(context, region).items()
-    }
-    for pk, (node, right) in maps.items():
-        if pk in wanted and node.shards is not None and frozenset(node.shards) != right:
-            yield Wrong(
-                node.pk,
-                "shards",
-                spell_shards(node.shards),
-                f"{spell_shards(right)}, by the division among the running schedulers",
-                advice="Restart it: it does not read the other schedulers.",
-            )
+    divisions = [_division(context, region) for region in _schedulers(context).values()]
+    for node, shards in (pair for division in divisions for pair in division):
+        if node.pk in wanted and node.shards is not None and frozenset(node.shards) != shards:
+            right = f"{spell_shards(shards)}, by the division among the running schedulers"
+            advice = "Restart it: it does not read the other schedulers."
+            yield Finding(node.pk, "shards", spell_shards(node.shards), right, advice)
 
 
 def _division(
     context: VerifyContext, nodes_of_region: Sequence[Node]
-) -> dict[Any, tuple[Node, frozenset[int]]]:
-    """Return the division of shards in a region; empty if a scheduler of the region started or
-    stopped recently.
+) -> list[tuple[Node, frozenset[int]]]:
+    """Return the schedulers of a region, each with the shards that it should serve; empty if one
+    of them started or stopped recently.
     """
     seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
     for node in nodes_of_region:
         unavailable = node.stopped_at is not None or node.draining or node.last_seen_at < seen
         if unavailable or node.started_at >= settled:
-            return {}
+            return []
     kept = {node.pk: _restricted_to(node) for node in nodes_of_region}
-    return {node.pk: (node, shards_of(node.pk, kept)) for node in nodes_of_region}
+    return [(node, shards_of(node.pk, kept)) for node in nodes_of_region]

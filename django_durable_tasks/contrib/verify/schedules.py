@@ -14,15 +14,12 @@ from django_durable_tasks import conf
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
-    NextRun,
+    Finding,
     Rows,
-    Severity,
     VerifyContext,
-    Wrong,
-    WrongField,
     check,
     rows_of,
-    wrong_next_run,
+    shown,
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
@@ -39,46 +36,55 @@ _DAY = timedelta(days=1)
 _ADVICE = "Correct it, then run `manage.py durable resume --recurring NAME`."
 
 
-@check(
-    "watermarks",
-    RecurringTask,
-    "Is the next run of each schedule the one its timetable gives?",
-    group="recurring",
-    repair="recompute it under the lock of the row",
-)
-def wrong_plans(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Schedules whose next fire time or watermark does not match their agenda."""
+@check("watermarks", RecurringTask, "recurring", repair="recompute it under the lock of the row")
+def wrong_plans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is the next run of each schedule the one its timetable gives?
+
+    Schedules whose next fire time or watermark does not match their agenda.
+    """
     schedules = list(rows)
     calendars = calendars_of(schedules)
     for row in schedules:
         try:
-            wrong = _wrong(row, calendars, context.now)
+            finding = _wrong_plan(row, calendars, context.now)
         except DurableTasksError as broken:
             text = "a timetable that can fire"
-            yield Wrong(row.pk, "timetable", str(broken), text, repair="", advice=_ADVICE)
-            continue
-        if wrong is not None:
-            yield wrong.of(row.pk)
+            finding = Finding(row.pk, "timetable", str(broken), text, _ADVICE, repair="")
+        if finding is not None:
+            yield finding
 
 
-def _wrong(row: RecurringTask, calendars: Calendars, now: datetime) -> WrongField | None:
+def _wrong_plan(row: RecurringTask, calendars: Calendars, now: datetime) -> Finding | None:
     if row.watermark_at > now + timedelta(seconds=PATIENCE):
-        return WrongField(
-            "watermark_at", row.watermark_at, "not after now: fire times before it would never run"
-        )
-    is_active = row.status == RecurringStatus.ACTIVE
-    if is_active and row.tzdata_version != tzdata_version():
-        return None  # the leader recomputes it with its own release of tzdata
-    return wrong_next_run(
-        NextRun(
-            status=row.status,
-            now=now,
-            stored=row.next_run_at,
-            paused_until=row.paused_until,
-            following=_following(row, calendars) if is_active else None,
-            put_off=conf.unknown_task_delay(),
-        )
-    )
+        right = "not after now: fire times before it would never run"
+        return Finding(row.pk, "watermark_at", row.watermark_at, right)
+    following = None
+    if row.status == RecurringStatus.ACTIVE:
+        if row.tzdata_version != tzdata_version():
+            return None  # the leader recomputes it with its own release of tzdata
+        following = _following(row, calendars)
+    return wrong_next_run(row, following, now)
+
+
+def wrong_next_run(row: RecurringTask, following: datetime | None, now: datetime) -> Finding | None:
+    """Return what is wrong with ``next_run_at``, or None. ``following``: the next fire time of the
+    agenda of an ACTIVE schedule.
+
+    A schedule that is already due is not checked here: another check reports schedules that do not
+    fire. A fire whose task is not registered is postponed by ``conf.unknown_task_delay()``.
+    """
+    stored, right, why = row.next_run_at, following, "by its agenda"
+    if row.status != RecurringStatus.ACTIVE:
+        right = row.paused_until if row.status == RecurringStatus.PAUSED else None
+        why = f"because it is {row.status}"
+    is_due = stored is not None and stored <= now
+    if stored == right or (is_due and row.status != RecurringStatus.CANCELLED):
+        return None
+    if row.status == RecurringStatus.ACTIVE and right is not None and right <= now:
+        postponed_until = now + timedelta(seconds=conf.unknown_task_delay())
+        if stored is not None and stored <= postponed_until:
+            return None
+    return Finding(row.pk, "next_run_at", stored, f"{shown(right)}, {why}")
 
 
 def _following(row: RecurringTask, calendars: Calendars) -> datetime | None:
@@ -104,38 +110,28 @@ def _plan(context: VerifyContext, keys: Sequence[Any]) -> None:
         writes.rewrite(row)
 
 
-@check(
-    "late-schedules",
-    RecurringTask,
-    "Is each due schedule processed in time?",
-    group="recurring",
-    severity=Severity.LATE,
-)
-def late(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Schedules that have been due for more than PATIENCE seconds under a leader."""
+@check("late-schedules", RecurringTask, "recurring", late=True)
+def late(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is each due schedule processed in time?
+
+    Schedules that have been due for more than PATIENCE seconds under a leader.
+    """
     if not context.led or not context.is_steady_for(PATIENCE):
         return
     found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
         next_run_at__lt=context.ago(PATIENCE)
     )
     for pk, due in found.values_list("pk", "next_run_at"):
-        yield Wrong(
-            pk,
-            "next_run_at",
-            due,
-            "processed when it was due",
-            advice="Look at the leader's log: its job may be stuck or fail.",
-        )
+        right = "processed when it was due"
+        advice = "Look at the leader's log: its job may be stuck or fail."
+        yield Finding(pk, "next_run_at", due, right, advice)
 
 
-@check(
-    "occurrence-tasks",
-    OccurrenceRecord,
-    "Does the task of each fire time that ran exist?",
-    group="recurring",
-)
-def without_task(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Ledger entries of runs that have no task, or whose task was deleted before its retention was
+@check("occurrence-tasks", OccurrenceRecord, "recurring")
+def without_task(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does the task of each fire time that ran exist?
+
+    Ledger entries of runs that have no task, or whose task was deleted before its retention was
     over.
     """
     kept = [seconds for seconds in conf.retention().values() if seconds is not None]
@@ -145,23 +141,17 @@ def without_task(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         Q(task__isnull=True) | missing
     )
     for pk, task, fire in found.values_list("pk", "task_id", "fire_time"):
-        yield Wrong(
-            pk,
-            "task",
-            task,
-            f"the task of the fire time {fire.isoformat()}",
-            advice="Run `manage.py durable run-now NAME`, if the run is still needed.",
-        )
+        right = f"the task of the fire time {fire.isoformat()}"
+        advice = "Run `manage.py durable run-now NAME`, if the run is still needed."
+        yield Finding(pk, "task", task, right, advice)
 
 
-@check(
-    "occurrence-entries",
-    Task,
-    "Does each task of a fire time have exactly one ledger entry?",
-    group="recurring",
-)
-def without_ledger_entry(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Tasks of a fire time that has no ledger entry, or whose entry names another task."""
+@check("occurrence-entries", Task, "recurring")
+def without_ledger_entry(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each task of a fire time have exactly one ledger entry?
+
+    Tasks of a fire time that has no ledger entry, or whose entry names another task.
+    """
     entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
     own = entries.filter(unique_fire_time=OuterRef("fire_time"))
     by_hand = entries.filter(
@@ -181,13 +171,10 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         created_at__gt=kept_from,
     ).annotate(other=Exists(own.filter(task__isnull=False)))
     for pk, fire, other in found.values_list("pk", "fire_time", "other"):
-        yield Wrong(
-            pk,
-            "fire_time",
-            fire,
-            "one ledger entry, but the entry names another task" if other else "a ledger entry",
-            repair="" if other else "add a ledger entry",
-            advice="The fire time ran twice: check both tasks." if other else "",
+        right = "one ledger entry, but the entry names another task" if other else "a ledger entry"
+        advice = "The fire time ran twice: check both tasks." if other else ""
+        yield Finding(
+            pk, "fire_time", fire, right, advice, repair="" if other else "add a ledger entry"
         )
 
 
@@ -227,19 +214,16 @@ def _add_entries(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]
     return written
 
 
-@check(
-    "runs-counts",
-    RecurringTask,
-    "Does the run count of each schedule equal that of its ledger?",
-    group="recurring",
-    repair="write the recount under the row's lock",
-)
-def miscounted(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Schedules whose run count does not match their complete ledger."""
+@check("runs-counts", RecurringTask, "recurring", repair="write the recount under the row's lock")
+def miscounted(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does the run count of each schedule equal that of its ledger?
+
+    Schedules whose run count does not match their complete ledger.
+    """
     counted = _counted(rows.filter(ledger_from__isnull=True, runs_count__lte=_COUNTED))
     for pk, (stored, recorded) in counted.items():
         if stored != recorded:
-            yield Wrong(pk, "runs_count", stored, f"{recorded}, according to its ledger")
+            yield Finding(pk, "runs_count", stored, f"{recorded}, according to its ledger")
 
 
 def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:

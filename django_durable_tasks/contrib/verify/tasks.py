@@ -15,16 +15,13 @@ from django_durable_tasks import conf
 from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Resolution, Status
 from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
+    Finding,
     Rows,
-    Severity,
     VerifyContext,
-    Wrong,
     check,
     free_tasks,
     rows_of,
-    wrong_attempts,
-    wrong_completion,
-    wrong_marker,
+    shown,
 )
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.limits import backpressure, overlap, release, scopes, waitlist
@@ -54,15 +51,12 @@ _ACCEPTED = (
 # Dead letters -------------------------------------------------------------------------------------
 
 
-@check(
-    "dead-letters-missing",
-    Task,
-    "Does each FAILED task have an open dead letter?",
-    group="tasks",
-    repair="open one",
-)
-def without_dead_letter(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """FAILED tasks without an open dead letter whose last one was not discarded either."""
+@check("dead-letters-missing", Task, "tasks", repair="open one")
+def without_dead_letter(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each FAILED task have an open dead letter?
+
+    FAILED tasks without an open dead letter whose last one was not discarded either.
+    """
     letters = rows_of(DeadLetter).filter(task=OuterRef("pk"))
     discarded = letters.filter(
         resolution=Resolution.DISCARDED, created_at__gte=OuterRef("completed_at")
@@ -71,7 +65,7 @@ def without_dead_letter(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         ~Exists(rows_of(DeadLetter).filter(open_task=OuterRef("pk"))), ~Exists(discarded)
     )
     for pk in found.values_list("pk", flat=True):
-        yield Wrong(pk, "dead_letters", "none that is open", "one, because it is FAILED")
+        yield Finding(pk, "dead_letters", "none that is open", "one, because it is FAILED")
 
 
 @without_dead_letter.repaired_by("opened a dead letter")
@@ -79,8 +73,7 @@ def _open(context: VerifyContext, keys: Sequence[Any]) -> None:
     cases = []
     for row in tables.tasks().filter(pk__in=keys).order_by("pk"):
         outcome = Outcome(
-            kind=EndingKind.FAILED,
-            error=row.last_error or row.reason or "The error was not kept.",
+            kind=EndingKind.FAILED, error=row.last_error or row.reason or "The error was not kept."
         )
         reason = "UPSTREAM" if row.cause is not None else (row.reason or "EXHAUSTED")[:20]
         cases.append(
@@ -89,18 +82,15 @@ def _open(context: VerifyContext, keys: Sequence[Any]) -> None:
     attempt_log.open_dead_letters(cases)
 
 
-@check(
-    "dead-letters-stale",
-    DeadLetter,
-    "Does each open dead letter belong to a FAILED task?",
-    group="tasks",
-    repair="close it as REPLAYED",
-)
-def stale_dead_letters(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Open dead letters of tasks that are not FAILED."""
+@check("dead-letters-stale", DeadLetter, "tasks", repair="close it as REPLAYED")
+def stale_dead_letters(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each open dead letter belong to a FAILED task?
+
+    Open dead letters of tasks that are not FAILED.
+    """
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
     for pk, task, status in found.values_list("pk", "open_task", "task__status"):
-        yield Wrong(pk, "open_task", task, f"closed, because the task is {status}")
+        yield Finding(pk, "open_task", task, f"closed, because the task is {status}")
 
 
 @stale_dead_letters.locked_by
@@ -119,15 +109,12 @@ def _close(context: VerifyContext, keys: Sequence[Any]) -> None:
 # Columns ------------------------------------------------------------------------------------------
 
 
-@check(
-    "key-markers",
-    Task,
-    "Do open tasks, and no ended ones, own their keys?",
-    group="tasks",
-    repair="write it, unless another open task owns the key",
-)
-def markers(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Ended tasks that still own a key, and open tasks that do not own theirs."""
+@check("key-markers", Task, "tasks", repair="write it, unless another open task owns the key")
+def markers(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Do open tasks, and no ended ones, own their keys?
+
+    Ended tasks that still own a key, and open tasks that do not own theirs.
+    """
     differs = Q()
     for marker, key in _MARKERS.items():
         ended = Q(status__in=TERMINAL, **{f"{marker}__isnull": False})
@@ -138,42 +125,43 @@ def markers(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     columns = ("pk", "status", "attempts", *_MARKERS, *_MARKERS.values())
     for row in rows.filter(differs).values(*columns):
         for marker, key in _MARKERS.items():
-            wrong = wrong_marker(marker, row[marker], row[key], row["status"], row["attempts"])
-            if wrong is not None:
-                yield wrong.of(row["pk"])
+            value, right = row[marker], row[key] if row["status"] in OPEN else None
+            # A task that has started may have lost its key to a newer one, so only a task that
+            # never started must have it.
+            if value != right and (value is not None or not row["attempts"]):
+                text = f"{shown(right)}, because the task is {row['status']}"
+                yield Finding(row["pk"], marker, value, text)
 
 
 @markers.repaired_by("written")
 def _mark(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
     written = set()
-    for wrong in list(markers.look(context, tables.tasks().filter(pk__in=keys))):
-        this = tables.tasks().filter(pk=wrong.key)
-        this.filter(status__in=TERMINAL).update(**{wrong.field: None})
+    for finding in list(markers.look(context, tables.tasks().filter(pk__in=keys))):
+        this = tables.tasks().filter(pk=finding.key)
+        this.filter(status__in=TERMINAL).update(**{finding.field: None})
         with suppress(IntegrityError), tables.atomic():
-            this.filter(status__in=OPEN).update(**{wrong.field: F(_MARKERS[wrong.field])})
-            written.add(wrong.key)
+            this.filter(status__in=OPEN).update(**{finding.field: F(_MARKERS[finding.field])})
+            written.add(finding.key)
     return written
 
 
 @check(
     "completion-times",
     Task,
-    "Do ended tasks, and no open ones, have a completion time?",
-    group="tasks",
+    "tasks",
     repair="write the time of its last change, or NULL if it is open",
 )
-def completions(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Ended tasks without a completion time, and open tasks with one."""
+def completions(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Do ended tasks, and no open ones, have a completion time?
+
+    Ended tasks without a completion time, and open tasks with one.
+    """
     odd = Q(status__in=TERMINAL, completed_at__isnull=True) | Q(
         status__in=OPEN, completed_at__isnull=False
     )
-    checked = (
-        (pk, wrong_completion(status, completed_at))
-        for pk, status, completed_at in rows.filter(odd).values_list("pk", "status", "completed_at")
-    )
-    for pk, wrong in checked:
-        if wrong is not None:
-            yield Wrong(pk, wrong.field, wrong.found, wrong.right)
+    for pk, status, at in rows.filter(odd).values_list("pk", "status", "completed_at"):
+        right = "empty" if status in OPEN else "when it ended"
+        yield Finding(pk, "completed_at", at, f"{right}, because the task is {status}")
 
 
 @completions.repaired_by("written")
@@ -183,52 +171,39 @@ def _complete(context: VerifyContext, keys: Sequence[Any]) -> None:
     these.filter(status__in=OPEN).update(completed_at=None)
 
 
-def _wrong_attempts(rows: Rows) -> Rows:
-    """Return the tasks whose accepted endings do not match their attempts."""
+@check("attempts", Task, "tasks", repair="raise it to the number of its last attempt")
+def attempts(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each attempt have at most one accepted ending?
+
+    Tasks with more accepted endings than attempts.
+
+    A success that an operator sets has no run and is not counted as the ending of an attempt.
+    """
     accepted = Q(executions__run_id__isnull=False, executions__status__in=_ACCEPTED)
     counted = (
         rows.order_by()
         .filter(accepted)
         .annotate(
             endings=Count("executions"),
-            kinds=Count("executions__attempt_number", distinct=True),
+            ended=Count("executions__attempt_number", distinct=True),
             highest=Max("executions__attempt_number"),
         )
     )
-    odd: Rows = counted.filter(
-        Q(endings__gt=F("kinds"))
+    odd = counted.filter(
+        Q(endings__gt=F("ended"))
         | Q(highest__gt=F("attempts"))
         | Q(status=Status.RUNNING, highest=F("attempts"))
     )
-    return odd
-
-
-@check(
-    "attempts",
-    Task,
-    "Does each attempt have at most one accepted ending?",
-    group="tasks",
-    repair="raise it to the number of its last attempt",
-)
-def attempts(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Tasks with more accepted endings than attempts.
-
-    A success that an operator sets has no run and is not counted as the ending of an attempt.
-    """
-    for pk, number, status, *counts in _wrong_attempts(rows).values_list(
-        "pk", "attempts", "status", "endings", "kinds", "highest"
-    ):
-        wrong = wrong_attempts(
-            number,
-            running=status == Status.RUNNING,
-            endings=counts[0],
-            distinct=counts[1],
-            highest=counts[2],
-        )
-        if wrong is not None:
-            yield wrong.of(
-                pk, "Read its attempt log: an attempt ended twice and may have run twice."
-            )
+    columns = ("pk", "attempts", "status", "endings", "ended", "highest")
+    for pk, number, status, endings, ended, highest in odd.values_list(*columns):
+        if endings > ended:
+            right = f"one ending an attempt, and {ended} of them ended {endings} times"
+            advice = "Read its attempt log: an attempt ended twice and may have run twice."
+            yield Finding(pk, "attempts", number, right, advice, repair="")
+        else:
+            least = highest + (status == Status.RUNNING)
+            right = f"at least {least}, by the log rows of its endings"
+            yield Finding(pk, "attempts", number, right)
 
 
 @attempts.repaired_by("raised")
@@ -258,15 +233,12 @@ _LOST = Outcome(
 )
 
 
-@check(
-    "expired-leases",
-    Task,
-    "Is each run whose lease expired marked LOST in time?",
-    group="tasks",
-    severity=Severity.LATE,
-)
-def expired_leases(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease."""
+@check("expired-leases", Task, "tasks", late=True)
+def expired_leases(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is each run whose lease expired marked LOST in time?
+
+    RUNNING tasks whose lease has expired, or whose node stopped, for longer than the lease.
+    """
     patience = max(PATIENCE, conf.settings().LEASE)
     if not context.is_steady_for(patience):
         return
@@ -276,15 +248,12 @@ def expired_leases(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         .annotate(gone=gone)
         .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
     )
-    for pk, node, lease, left in found.values_list("pk", "node", "lease_until", "gone"):
-        yield Wrong(
-            pk,
-            "node" if left else "lease_until",
-            node if left else lease,
-            "a running node, or the run marked LOST" if left else "renewed, or the run marked LOST",
-            repair="mark the run LOST" if context.led else "",
-            advice="" if context.led else NO_LEADER,
-        )
+    repair, advice = ("mark the run LOST", "") if context.led else ("", NO_LEADER)
+    for pk, node, lease, has_stopped in found.values_list("pk", "node", "lease_until", "gone"):
+        field, value, right = "lease_until", lease, "renewed, or the run marked LOST"
+        if has_stopped:
+            field, value, right = "node", node, "a running node, or the run marked LOST"
+        yield Finding(pk, field, value, right, advice, repair)
 
 
 @expired_leases.repaired_by("the run is marked LOST")
@@ -292,16 +261,11 @@ def _mark_lost(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
     return tasks_attempts.end_runs(tables.tasks().filter(pk__in=keys), lambda _: _LOST).keys()
 
 
-@check(
-    "not-republished",
-    Task,
-    "Are published tasks that were not started republished?",
-    group="tasks",
-    repair="publish it",
-    severity=Severity.LATE,
-)
-def not_republished(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """QUEUED tasks beside workers with free processes that should have been republished long ago.
+@check("not-republished", Task, "tasks", repair="publish it", late=True)
+def not_republished(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Are published tasks that were not started republished?
+
+    QUEUED tasks beside workers with free processes that should have been republished long ago.
 
     A task may wait for any time while all workers of its queue are busy. Without a leader, nothing
     is republished.
@@ -314,13 +278,9 @@ def not_republished(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         free = backpressure.fleet().free
         found = found.filter(queue__in=[queue for queue, number in free.items() if number])
     for pk, due_at in found.values_list("pk", "due_at"):
-        yield Wrong(
-            pk,
-            "due_at",
-            due_at,
-            "republished at that time",
-            advice="" if context.led else NO_LEADER,
-        )
+        right = "republished at that time"
+        advice = "" if context.led else NO_LEADER
+        yield Finding(pk, "due_at", due_at, right, advice)
 
 
 @not_republished.repaired_by("published")
@@ -330,9 +290,12 @@ def _publish(context: VerifyContext, keys: Sequence[Any]) -> None:
     )
 
 
-@check("unpublished", Task, "Are due tasks published?", group="tasks", severity=Severity.LATE)
-def unpublished(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks."""
+@check("unpublished", Task, "tasks", late=True)
+def unpublished(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Are due tasks published?
+
+    PENDING tasks overdue in a queue that has capacity but neither runs nor publishes tasks.
+    """
     patience = conf.settings().OLDEST_DUE_MAX
     if not context.led or not context.is_steady_for(max(PATIENCE, patience)):
         return
@@ -347,14 +310,12 @@ def unpublished(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     )
     for pk, queue, due_at in overdue:
         if queue in idle:
-            yield Wrong(
-                pk,
-                "due_at",
-                due_at,
+            right = (
                 f"published within {patience:g} s, because queue {queue} is open and below its"
-                " limits",
-                advice="Look at the schedulers' logs, and at `manage.py durable status`.",
+                " limits"
             )
+            advice = "Look at the schedulers' logs, and at `manage.py durable status`."
+            yield Finding(pk, "due_at", due_at, right, advice)
 
 
 def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
@@ -371,16 +332,12 @@ def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
 # Overlap keys -------------------------------------------------------------------------------------
 
 
-@check(
-    "stuck-on-overlap",
-    Task,
-    "Does each task that waits for its overlap key wait for an open task?",
-    group="tasks",
-    repair="make the oldest task of the key due",
-    severity=Severity.LATE,
-)
-def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Find tasks that wait for an overlap key that has been free for PATIENCE seconds."""
+@check("stuck-on-overlap", Task, "tasks", repair="make the oldest task of the key due", late=True)
+def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each task that waits for its overlap key wait for an open task?
+
+    Find tasks that wait for an overlap key that has been free for PATIENCE seconds.
+    """
     if not context.is_steady_for(PATIENCE):
         return
     waiting = list(
@@ -405,7 +362,7 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     )
     for pk, overlap_key, _ in waiting:
         if overlap_key in free - recent:
-            yield Wrong(
+            yield Finding(
                 pk, "overlap_key", overlap_key, "due", advice="" if context.led else NO_LEADER
             )
 
@@ -455,15 +412,11 @@ _RECENT_ATTEMPTS = 1_000
 _NO_SCHEDULER = "No scheduler releases waiting tasks: run `manage.py run_scheduler`."
 
 
-@check(
-    "limit-columns",
-    Task,
-    "Does each task with a waiting_for_limit wait for that limit?",
-    group="tasks",
-    repair="release the waiting tasks and delete the limit",
-)
-def limit_columns(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Tasks that name a limit but are not PENDING, and waiting tasks without a limit and overlap
+@check("limit-columns", Task, "tasks", repair="release the waiting tasks and delete the limit")
+def limit_columns(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each task with a waiting_for_limit wait for that limit?
+
+    Tasks that name a limit but are not PENDING, and waiting tasks without a limit and overlap
     key.
     """
     waits = Q(status=Status.PENDING)
@@ -472,7 +425,7 @@ def limit_columns(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         Q(waiting_for_limit__isnull=True, overlap_key__isnull=True) & waiting
     )
     for pk, scope in rows.filter(wrong).values_list("pk", "waiting_for_limit"):
-        yield Wrong(pk, "waiting_for_limit", scope, "named by tasks that wait, and by no others")
+        yield Finding(pk, "waiting_for_limit", scope, "named by tasks that wait, and by no others")
 
 
 @limit_columns.repaired_by("it no longer waits for a limit")
@@ -480,16 +433,11 @@ def _repair_columns(context: VerifyContext, keys: Sequence[Any]) -> None:
     transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
 
 
-@check(
-    "stuck-on-limit",
-    Task,
-    "Does each waiting task wait for a limit without capacity?",
-    group="tasks",
-    repair="release the most urgent",
-    severity=Severity.LATE,
-)
-def stuck_on_limit(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Tasks that still wait although their limit has capacity or no longer exists, and no other
+@check("stuck-on-limit", Task, "tasks", repair="release the most urgent", late=True)
+def stuck_on_limit(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each waiting task wait for a limit without capacity?
+
+    Tasks that still wait although their limit has capacity or no longer exists, and no other
     task uses it.
     """
     if not context.is_steady_for(PATIENCE):
@@ -507,13 +455,9 @@ def stuck_on_limit(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     idle = set(plan.rows.values()) - _active_scopes(context)
     for pk, scope in found:
         if scope in idle:
-            yield Wrong(
-                pk,
-                "waiting_for_limit",
-                scope,
-                "released, because the limit has capacity",
-                advice="" if context.led else _NO_SCHEDULER,
-            )
+            right = "released, because the limit has capacity"
+            advice = "" if context.led else _NO_SCHEDULER
+            yield Finding(pk, "waiting_for_limit", scope, right, advice)
 
 
 def _active_scopes(context: VerifyContext) -> set[str]:

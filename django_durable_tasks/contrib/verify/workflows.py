@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
-from django_durable_tasks.choices import OPEN, Status, WorkflowStatus
+from django_durable_tasks.choices import DEADLINE, OPEN, Status, WorkflowStatus
 from django_durable_tasks.contrib.verify.check import (
     PATIENCE,
+    Finding,
     Rows,
-    RunFacts,
-    Severity,
     VerifyContext,
-    Wrong,
-    WrongField,
     check,
     lock_edges,
     rows_of,
-    wrong_counts,
-    wrong_status,
 )
 from django_durable_tasks.dependencies import edges, resolve
 from django_durable_tasks.dependencies.edges import workflow_runs
@@ -47,25 +43,27 @@ from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.workflows import runs, start
+from django_durable_tasks.workflows.builder import verdict
 from django_durable_tasks.workflows.start import ABANDONED_AFTER
 
 # Checks of dependencies: the counts of BLOCKED tasks, the resolution of edges, and ending events.
 
 
-_DEPENDENCIES_FOLD = 2_000
+_FOLD = 2_000
 _PROCESSED_WITHIN = 5 * PATIENCE
 
 
 @check(
     "unresolved-edges",
     TaskDependency,
-    "Will each edge of an ended upstream be resolved?",
-    group="graphs",
+    "graphs",
     lock=lock_edges,
     repair="record the ending event again, for the leader to resolve",
 )
-def unresolved(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Edges whose upstream has ended or was deleted, without an ending event that would resolve
+def unresolved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Will each edge of an ended upstream be resolved?
+
+    Edges whose upstream has ended or was deleted, without an ending event that would resolve
     them.
     """
     upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
@@ -75,13 +73,11 @@ def unresolved(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
     found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), _has_task())
     for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status"):
-        yield Wrong(
-            pk,
-            "outcome",
-            None,
+        right = (
             f"{status or DELETED}, because the task {above} it waits for"
-            f" {'has ended' if status else 'was deleted'}",
+            f" {'has ended' if status else 'was deleted'}"
         )
+        yield Finding(pk, "outcome", None, right)
 
 
 def _has_task() -> Exists:
@@ -114,16 +110,18 @@ def _early(rows: Rows) -> Rows:
 @check(
     "edges-resolved-early",
     TaskDependency,
-    "Is no edge resolved before its upstream has ended?",
-    group="graphs",
+    "graphs",
     lock=lock_edges,
     repair="reset it to unresolved, and recount its task",
 )
-def resolved_early(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Edges of a BLOCKED task that are resolved although their upstream is open."""
+def resolved_early(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is no edge resolved before its upstream has ended?
+
+    Edges of a BLOCKED task that are resolved although their upstream is open.
+    """
     found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
     for pk, outcome, above, status in found:
-        yield Wrong(pk, "outcome", outcome, f"empty, because the task {above} is {status}")
+        yield Finding(pk, "outcome", outcome, f"empty, because the task {above} is {status}")
 
 
 @resolved_early.repaired_by("reset to unresolved")
@@ -134,16 +132,11 @@ def _reset(context: VerifyContext, keys: Sequence[Any]) -> None:
     )
 
 
-@check(
-    "has-dependents-flag",
-    TaskDependency,
-    "Does each upstream task have its has-dependents flag?",
-    group="graphs",
-    lock=lock_edges,
-    repair="mark the upstream",
-)
-def unmarked(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Edges whose upstream lacks its has-dependents flag, so that its ending would not create an
+@check("has-dependents-flag", TaskDependency, "graphs", lock=lock_edges, repair="mark the upstream")
+def unmarked(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each upstream task have its has-dependents flag?
+
+    Edges whose upstream lacks its has-dependents flag, so that its ending would not create an
     ending event.
     """
     coming = TaskRequest.objects.using(tables.database()).filter(kind=RequestKind.DEPENDENTS)
@@ -151,12 +144,8 @@ def unmarked(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         depends_on__in=coming.values("task_id")
     )
     for pk, above, task in found.values_list("pk", "depends_on_id", "task_id"):
-        yield Wrong(
-            pk,
-            "depends_on.has_dependents",
-            False,
-            f"true on the task {above}, because {task} waits for it",
-        )
+        right = f"true on the task {above}, because {task} waits for it"
+        yield Finding(pk, "depends_on.has_dependents", False, right)
 
 
 @unmarked.repaired_by("marked")
@@ -190,41 +179,36 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, EdgeCount
     return ((pk, join, number, counted.get(pk, EdgeCounts())) for pk, join, number, _ in checked)
 
 
-@check(
-    "dependency-counts",
-    Task,
-    "Does the count of each BLOCKED task equal its unresolved edges?",
-    group="graphs",
-    repair="recount under the lock of the task",
-)
-def miscounted_joins(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """BLOCKED tasks whose count does not match their unresolved edges."""
+@check("dependency-counts", Task, "graphs", repair="recount under the lock of the task")
+def miscounted_joins(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does the count of each BLOCKED task equal its unresolved edges?
+
+    BLOCKED tasks whose count does not match their unresolved edges.
+    """
     for pk, join, number, tally in _waiting(rows):
         if number != needed(join, tally):
-            yield Wrong(
-                pk,
-                "unresolved_dependencies_count",
-                number,
-                f"{needed(join, tally)}, according to its edges",
-            )
+            right = f"{needed(join, tally)}, according to its edges"
+            yield Finding(pk, "unresolved_dependencies_count", number, right)
 
 
 @check(
     "blocked-by-nothing",
     Task,
-    "Does each BLOCKED task have an unresolved edge?",
-    group="graphs",
+    "graphs",
     repair="evaluate its join again under the lock of the task",
 )
-def blocked_by_nothing(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """BLOCKED tasks whose join is met, or can no longer be met."""
+def blocked_by_nothing(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does each BLOCKED task have an unresolved edge?
+
+    BLOCKED tasks whose join is met, or can no longer be met.
+    """
     for pk, join, _, tally in _waiting(rows):
         decision = join_decision(join, tally, "")
         if decision == JoinDecision.RELEASE:
-            yield Wrong(pk, "status", Status.BLOCKED.value, "released, because nothing blocks it")
+            yield Finding(pk, "status", Status.BLOCKED.value, "released, because nothing blocks it")
         elif decision != JoinDecision.STAY:
             right = "SKIPPED or FAILED, because its join cannot be met"
-            yield Wrong(pk, "status", Status.BLOCKED.value, right)
+            yield Finding(pk, "status", Status.BLOCKED.value, right)
 
 
 @blocked_by_nothing.repaired_by("recounted")
@@ -246,15 +230,12 @@ def _evaluate_joins(tasks: Sequence[uuid.UUID]) -> None:
     publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
 
 
-@check(
-    "duplicate-endings",
-    EndingEvent,
-    "Is there at most one ending event per ending?",
-    group="graphs",
-    repair="delete the later event",
-)
-def duplicates(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Ending events that repeat an earlier one, so that a workflow would count the ending twice."""
+@check("duplicate-endings", EndingEvent, "graphs", repair="delete the later event")
+def duplicates(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is there at most one ending event per ending?
+
+    Ending events that repeat an earlier one, so that a workflow would count the ending twice.
+    """
     same = rows_of(EndingEvent).filter(
         task_id=OuterRef("task_id"),
         epoch=OuterRef("epoch"),
@@ -263,7 +244,9 @@ def duplicates(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     )
     found = rows.exclude(delta=0).filter(Exists(same))
     for pk, task, epoch in found.values_list("pk", "task_id", "epoch"):
-        yield Wrong(pk, "task_id", task, f"one event of epoch {epoch}, and there is an earlier one")
+        yield Finding(
+            pk, "task_id", task, f"one event of epoch {epoch}, and there is an earlier one"
+        )
 
 
 @duplicates.repaired_by("deleted")
@@ -277,16 +260,11 @@ def _drop(context: VerifyContext, keys: Sequence[Any]) -> None:
     edges.endings().filter(pk__in=keys).delete()
 
 
-@check(
-    "ending-events-waiting",
-    EndingEvent,
-    "Is each ending event processed in time?",
-    group="graphs",
-    repair="resolve and count it",
-    severity=Severity.LATE,
-)
-def unprocessed(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Ending events that were not processed for minutes.
+@check("ending-events-waiting", EndingEvent, "graphs", repair="resolve and count it", late=True)
+def unprocessed(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is each ending event processed in time?
+
+    Ending events that were not processed for minutes.
 
     The age is taken from the last change of the task, so an event may be older than that.
     """
@@ -296,38 +274,29 @@ def unprocessed(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
     found = rows.exclude(delta=0).filter(
         Exists(task_of.filter(updated_at__lt=context.ago(_PROCESSED_WITHIN)))
     )
+    right = f"processed by the leader within {_PROCESSED_WITHIN:g} s"
     for pk, task, resolved in found.values_list("pk", "task_id", "resolved"):
-        yield Wrong(
-            pk,
-            "resolved" if not resolved else "task_id",
-            task if resolved else resolved,
-            f"processed by the leader within {_PROCESSED_WITHIN:g} s",
-        )
+        field, value = ("task_id", task) if resolved else ("resolved", resolved)
+        yield Finding(pk, field, value, right)
 
 
-@check(
-    "orphan-ending-events",
-    EndingEvent,
-    "Does the task of each ending event exist?",
-    group="graphs",
-    repair="resolve and count it",
-)
-def orphans(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Ending events whose task was deleted."""
+@check("orphan-ending-events", EndingEvent, "graphs", repair="resolve and count it")
+def orphans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does the task of each ending event exist?
+
+    Ending events whose task was deleted.
+    """
     task = tables.tasks().filter(pk=OuterRef("task_id"))
     found = rows.exclude(delta=0).filter(~Exists(task))
     for pk, task_id in found.values_list("pk", "task_id"):
-        yield Wrong(pk, "task_id", task_id, "an existing task")
+        yield Finding(pk, "task_id", task_id, "an existing task")
 
 
 @orphans.repaired_by("resolved and counted")
 @unprocessed.repaired_by("resolved and counted")
 def _process(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
     publish_after_commit(resolve.resolve_given_endings(keys).messages)
-    while edges.endings().uncounted().filter(pk__in=keys).exists() and runs.count_endings(
-        _DEPENDENCIES_FOLD
-    ):
-        pass
+    _count(edges.endings().filter(pk__in=keys))
     left = set(edges.endings().filter(pk__in=keys).values_list("pk", flat=True))
     return [key for key in keys if key not in left]
 
@@ -336,7 +305,87 @@ def _process(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
 # never finished.
 
 
-_FOLD, _BATCH, _MOST = 2_000, 2_000, 20
+_BATCH, _MOST = 2_000, 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A workflow run, the number of its tasks by status, and its uncounted ending events: their
+    keys, statuses and deltas.
+    """
+
+    run: WorkflowRun
+    present: Mapping[str, int]
+    events: Sequence[tuple[int, str, int]] = ()
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The counters of the run."""
+        return {column: getattr(self.run, column) for column in COUNTS.values()}
+
+    @property
+    def in_events(self) -> Counter[str]:
+        """The changes of the counters by the ending events."""
+        changes = Counter[str]()
+        for _, status, delta in self.events:
+            changes[COUNTS[status]] += delta
+        return changes
+
+    @property
+    def open(self) -> int:
+        """How many of its tasks have not ended."""
+        return sum(self.present.get(status, 0) for status in OPEN)
+
+
+def wrong_counts(facts: RunFacts) -> list[Finding]:
+    """Return the counters that differ from the tasks, including the changes of pending ending
+    events. ``value`` is set if a repair can correct it.
+
+    Pruned tasks were counted and no longer exist. For a run with pruned tasks, no counter may be
+    lower than the number of existing tasks, and tasks that have not ended must be counted as open.
+    """
+    run, counted, in_events = facts.run, facts.counted, facts.in_events
+    if run.status == WorkflowStatus.STARTING:
+        return []
+    expected = {column: counted[column] + in_events[column] for column in counted}
+    there = {column: facts.present.get(status, 0) for status, column in COUNTS.items()}
+    is_pruned = sum(there.values()) + facts.open != run.total
+    wrong = []
+    for column, number in there.items():
+        if expected[column] < number or (expected[column] != number and not is_pruned):
+            value = number - in_events[column]
+            right = f"{value}, by a recount of its tasks"
+            wrong.append(Finding(run.pk, column, counted[column], right, value=value))
+    ended = sum(expected.values())
+    if is_pruned and not wrong and run.total - ended != facts.open:
+        value = ended + facts.open
+        finding = Finding(
+            run.pk, "total", run.total, f"{value}: {ended} ended and {facts.open} open"
+        )
+        if expected == there:
+            return [replace(finding, value=value)]
+        advice = "Some of its tasks were deleted: find the cause and cancel the run."
+        return [replace(finding, repair="", advice=advice)]
+    return wrong
+
+
+def wrong_status(facts: RunFacts) -> Finding | None:
+    """Return what is wrong with the status of a run, by its own counters; None if nothing is, or
+    if ending events are pending.
+    """
+    run = facts.run
+    if facts.events or run.status == WorkflowStatus.STARTING:
+        return None
+    cancelled = run.cancel_requested_at is not None
+    overdue = cancelled and run.reason == DEADLINE
+    right = verdict(facts.counted, run.total, cancelled=cancelled, overdue=overdue)
+    if right == run.status:
+        return None
+    why = "all of its tasks have ended"
+    if right == WorkflowStatus.RUNNING:
+        why = f"{facts.open} of its tasks are open"
+    return Finding(run.pk, "status", run.status, f"{right}, because {why}")
+
 
 Events = dict[uuid.UUID, list[tuple[int, str, int]]]
 
@@ -350,70 +399,50 @@ def _events(keys: Sequence[uuid.UUID]) -> Events:
     return found
 
 
-def _facts(rows: Rows) -> Iterator[tuple[uuid.UUID, RunFacts]]:
+def _facts(rows: Rows) -> Iterator[RunFacts]:
     """Yield the runs whose tasks did not change while they were counted.
 
     While a run is locked, its ending events are only added. If they are the same before and after
     the count, no task ended or was replayed in between.
     """
-    found: list[WorkflowRun] = list(rows)
-    keys = [run.pk for run in found]
-    before, present = _events(keys), _present(keys)
-    after = _events(keys)
-    for run in found:
-        if before.get(run.pk) == after.get(run.pk):
-            yield run.pk, _fact(run, after.get(run.pk, []), present[run.pk])
-
-
-def _present(keys: Sequence[uuid.UUID]) -> dict[uuid.UUID, Counter[str]]:
-    counts: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
+    these: list[WorkflowRun] = list(rows)
+    keys = [run.pk for run in these]
+    before = _events(keys)
+    present: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
     counted = (
         tables.tasks().filter(workflow__in=keys).order_by().values_list("workflow_id", "status")
     )
     for workflow, status, number in counted.annotate(number=Count("pk")):
-        counts[workflow][status] = number
-    return counts
+        present[workflow][status] = number
+    after = _events(keys)
+    for run in these:
+        if before.get(run.pk) == after.get(run.pk):
+            yield RunFacts(run, present[run.pk], after.get(run.pk, ()))
 
 
-def _fact(
-    run: WorkflowRun, events: Sequence[tuple[int, str, int]], present: Counter[str]
-) -> RunFacts:
-    uncounted: Counter[str] = Counter()
-    for _, status, change in events:
-        uncounted[COUNTS[status]] += change
-    return RunFacts(
-        status=run.status,
-        total=run.total,
-        counted={name: getattr(run, name) for name in COUNTS.values()},
-        in_events=uncounted,
-        present=present,
-        uncounted_events=len(events),
-        cancelled=run.cancel_requested_at is not None,
-        reason=run.reason,
-    )
+@check("workflow-counts", WorkflowRun, "graphs", repair="write the recount under the run's lock")
+def miscounted(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Do the counts of each workflow run equal the statuses of its tasks?
 
-
-@check(
-    "workflow-counts",
-    WorkflowRun,
-    "Do the counts of each workflow run equal the statuses of its tasks?",
-    group="graphs",
-    repair="write the recount under the run's lock",
-)
-def miscounted(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Runs whose counts do not match the statuses of their tasks."""
-    for pk, run in _facts(rows):
-        for wrong in wrong_counts(run):
-            yield wrong.of(pk, "Some of its tasks were deleted: find the cause and cancel the run.")
+    Runs whose counts do not match the statuses of their tasks.
+    """
+    for facts in _facts(rows):
+        yield from wrong_counts(facts)
 
 
 @miscounted.repaired_by("recounted")
 def _recount(context: VerifyContext, keys: Sequence[Any]) -> None:
-    for pk, run in _facts(WorkflowRun.objects.using(tables.database()).filter(pk__in=keys)):
-        safe: list[WrongField] = [wrong for wrong in wrong_counts(run) if wrong.safe]
-        right = {wrong.field: wrong.value for wrong in safe}
-        edges.workflow_runs().filter(pk=pk).update(updated_at=tables.NOW, **right)
+    for facts in _facts(rows_of(WorkflowRun).filter(pk__in=keys)):
+        wrong = wrong_counts(facts)
+        right = {finding.field: finding.value for finding in wrong if finding.value is not None}
+        workflow_runs().filter(pk=facts.run.pk).update(updated_at=tables.NOW, **right)
     _count_again(keys)
+
+
+def _count(events: Any) -> None:
+    """Count ending events until these are counted."""
+    while events.uncounted().exists() and runs.count_endings(_FOLD):
+        pass
 
 
 def _count_again(keys: Sequence[uuid.UUID]) -> None:
@@ -426,25 +455,19 @@ def _count_again(keys: Sequence[uuid.UUID]) -> None:
             for key in keys
         ]
     )
-    while edges.endings().uncounted().filter(task_id__in=keys).exists() and runs.count_endings(
-        _FOLD
-    ):
-        pass
+    _count(edges.endings().filter(task_id__in=keys))
 
 
-@check(
-    "workflow-status",
-    WorkflowRun,
-    "Does the status of each workflow run match its counts?",
-    group="graphs",
-    repair="set the status from its counts",
-)
-def wrong_statuses(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Open runs whose tasks have all ended, and ended runs with open tasks."""
-    for pk, run in _facts(rows):
-        wrong = None if wrong_counts(run) else wrong_status(run)
-        if wrong is not None:
-            yield wrong.of(pk)
+@check("workflow-status", WorkflowRun, "graphs", repair="set the status from its counts")
+def wrong_statuses(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Does the status of each workflow run match its counts?
+
+    Open runs whose tasks have all ended, and ended runs with open tasks.
+    """
+    for facts in _facts(rows):
+        finding = None if wrong_counts(facts) else wrong_status(facts)
+        if finding is not None:
+            yield finding
 
 
 @wrong_statuses.repaired_by("status set from its counts")
@@ -452,16 +475,12 @@ def _correct_statuses(context: VerifyContext, keys: Sequence[Any]) -> None:
     _count_again(keys)
 
 
-@check(
-    "workflow-starts",
-    WorkflowRun,
-    "Is each start of a workflow finished or removed?",
-    group="graphs",
-    repair="delete its tasks",
-    severity=Severity.LATE,
-)
-def abandoned(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
-    """Starts without progress that the leader has not removed."""
+@check("workflow-starts", WorkflowRun, "graphs", repair="delete its tasks", late=True)
+def abandoned(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
+    """Is each start of a workflow finished or removed?
+
+    Starts without progress that the leader has not removed.
+    """
     if not context.is_steady_for(ABANDONED_AFTER):
         return
     found = rows.filter(
@@ -470,12 +489,8 @@ def abandoned(context: VerifyContext, rows: Rows) -> Iterator[Wrong]:
         updated_at__lt=context.ago(2 * ABANDONED_AFTER),
     )
     for pk in found.values_list("pk", flat=True):
-        yield Wrong(
-            pk,
-            "status",
-            WorkflowStatus.STARTING.value,
-            f"finished or removed within {ABANDONED_AFTER:g} s of its last progress",
-        )
+        right = f"finished or removed within {ABANDONED_AFTER:g} s of its last progress"
+        yield Finding(pk, "status", WorkflowStatus.STARTING.value, right)
 
 
 @abandoned.repaired_by("abandoned and removed")

@@ -97,11 +97,7 @@ def freeze_a_worker(stage: Stage) -> None:
     finally:
         worker.thaw()
     with suppress(AssertionError):  # the figures at the end say if nothing was fenced
-        until(
-            lambda: query(fenced),
-            within=20,
-            message="the late ending is refused",
-        )
+        until(lambda: query(fenced), within=20, message="the late ending is refused")
     stage.linger(3)
 
 

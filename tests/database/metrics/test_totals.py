@@ -154,9 +154,7 @@ def test_a_deleted_task_does_not_reduce_a_count() -> None:
     assert totals() == minute_totals() == {"SUCCESS": 4}
 
 
-def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(
-    settings: Any,
-) -> None:
+def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(settings: Any) -> None:
     settings.DURABLE_TASKS = SHORT_RETENTION
     tasks = many_tasks(4, Status.SUCCESS)
     count_all()
@@ -182,9 +180,7 @@ def test_retention_keeps_tasks_whose_attempts_are_not_counted(settings: Any) -> 
     assert totals() == {"SUCCESS": 3}
 
 
-def test_series_beyond_the_limit_are_counted_as_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_series_beyond_the_limit_are_counted_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "SERIES_MAX", 2)
     for number in range(5):
         a_task(Status.SUCCESS, queue=f"q{number}")

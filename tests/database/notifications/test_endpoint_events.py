@@ -76,11 +76,7 @@ def test_the_breaker_of_an_endpoint_is_one_event_until_a_success() -> None:
     _fail(1)
     (event,) = events()
     assert (event.type, event.subject) == ("endpoint.opened", KEY)
-    assert event.data == {
-        "endpoint": KEY,
-        "task_name": NAME,
-        "error": "The endpoint answered 503.",
-    }
+    assert event.data == {"endpoint": KEY, "task_name": NAME, "error": "The endpoint answered 503."}
     _end_pause()
     _fail(1)
     assert Endpoint.objects.get().openings == 2

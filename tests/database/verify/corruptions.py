@@ -283,12 +283,6 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     "orphan-overrides": _orphan_override,
 }
 FOR_PEOPLE = frozenset(
-    {
-        "unpublished",
-        "late-schedules",
-        "occurrence-tasks",
-        "unserved-shards",
-        "shard-maps",
-    }
+    {"unpublished", "late-schedules", "occurrence-tasks", "unserved-shards", "shard-maps"}
 )
 """The checks whose findings cannot be repaired automatically."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.choices import Status
+from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.contrib.verify import check as verify_check
 from django_durable_tasks.contrib.verify import runner
 from django_durable_tasks.contrib.verify.check import Finding, Severity
@@ -256,6 +256,49 @@ def test_an_ended_run_whose_tasks_were_pruned_counts_missing_tasks() -> None:
 
 
 # Tasks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "attempts", "marker", "right"),
+    [
+        *((status, 0, "k", "k" if status in OPEN else None) for status in Status),
+        *((status, 1, None, None) for status in Status),
+        ("PENDING", 0, None, "k"),
+        ("PENDING", 1, "other", "k"),
+        ("PENDING", 1, "k", "k"),
+    ],
+)
+def test_only_open_tasks_have_a_marker_and_only_those_that_never_started_must(
+    status: Status, attempts: int, marker: str | None, right: str | None
+) -> None:
+    key = a_task(status, key="k", attempts=attempts).pk
+    Task.objects.unguarded().filter(pk=key).update(open_key=marker)
+    assert [finding.found for finding in _find("key-markers")] == [marker] * (marker != right)
+    _repair("key-markers")
+    assert Task.objects.get(pk=key).open_key == right
+
+
+@pytest.mark.parametrize("status", Status)
+def test_ended_tasks_have_an_end_time_and_open_ones_do_not(status: Status) -> None:
+    key = a_task(status).pk
+    ended = status not in OPEN
+    Task.objects.unguarded().filter(pk=key).update(completed_at=None if ended else ago(1))
+    assert [finding.key for finding in _find("completion-times")] == [key]
+    _repair("completion-times")
+    assert (Task.objects.get(pk=key).completed_at is not None) == ended
+
+
+@pytest.mark.parametrize(
+    ("status", "attempts", "right"),
+    [("RUNNING", 3, 3), ("RUNNING", 2, 3), ("PENDING", 1, 2), ("PENDING", 2, 2), ("PENDING", 9, 9)],
+)
+def test_attempts_are_at_least_those_of_the_log(status: str, attempts: int, right: int) -> None:
+    task = a_task(Status(status), attempts=attempts)
+    for number in (1, 2):
+        a_log_row(task, "RETRY", attempt_number=number)
+    _repair("attempts")
+    assert Task.objects.get(pk=task.pk).attempts == right
+    assert _find("attempts") == []
 
 
 def test_a_reopened_dead_letter_can_be_replayed() -> None:

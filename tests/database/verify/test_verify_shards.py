@@ -41,9 +41,7 @@ def test_a_task_in_a_wrong_shard_is_moved_and_an_ended_one_stays() -> None:
         {"started_at": 1_000.0, "shards": list(range(40, 64)), "keeps_to_shards": True},
     ],
 )
-def test_shards_that_will_be_served_in_a_moment_are_not_unserved(
-    other: dict[str, Any],
-) -> None:
+def test_shards_that_will_be_served_in_a_moment_are_not_unserved(other: dict[str, Any]) -> None:
     DAMAGES["unserved-shards"]()
     assert [finding.found for finding in _find("unserved-shards")] == ["48-63"]
     fields = {**other, "started_at": ago(other["started_at"])}

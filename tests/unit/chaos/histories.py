@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from django_durable_tasks.task_names import NOTIFICATION_TASK
@@ -145,9 +146,24 @@ def but(**changes: Any) -> History:
     return dataclasses.replace(GOOD, **changes)
 
 
+def plus(**records: Any) -> History:
+    """Return the good history with one more record in some fields."""
+    return but(**{name: (*getattr(GOOD, name), record) for name, record in records.items()})
+
+
+def counting(counted: Mapping[tuple[str, str, str, str], tuple[int, int]]) -> History:
+    """Return the good history with other counts of some series."""
+    return but(counted={**COUNTED, **counted})
+
+
 def with_row(row: Row) -> History:
     """Return the good history with another final state of one row."""
     return but(rows={**GOOD.rows, row.task: row})
+
+
+def with_other(task: str, **columns: Any) -> History:
+    """Return the good history with other columns in the final state of one row."""
+    return with_row(dataclasses.replace(GOOD.rows[task], **columns))
 
 
 def without_mark(task: str, *, begins: bool) -> History:

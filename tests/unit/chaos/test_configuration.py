@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chaos.__main__ import _campaigns, _options
-from tests.chaos.configuration import (
-    CELERY,
-    SLOTS,
-    Configuration,
-    NotAConfiguration,
-    drawn,
-    seeds,
-)
+from tests.chaos.configuration import CELERY, SLOTS, Configuration, NotAConfiguration, drawn, seeds
 from tests.chaos.plan import SETTINGS, Plan
 
 SEEDS = st.text("0123456789abcdef-", min_size=1, max_size=8)

@@ -207,12 +207,7 @@ def test_the_rest_of_an_interval_is_what_no_other_covers(
         assert covered != any(one.began <= moment < one.over for one in rest)
 
 
-@given(
-    st.floats(0.0, 100.0),
-    st.floats(0.5, 200.0),
-    st.floats(0.0, 100.0),
-    st.floats(0.5, 200.0),
-)
+@given(st.floats(0.0, 100.0), st.floats(0.5, 200.0), st.floats(0.0, 100.0), st.floats(0.5, 200.0))
 def test_a_stall_is_reported_exactly_if_worker_and_task_wait_together_for_too_long(
     began: float, length: float, free: float, idle: float
 ) -> None:

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.contrib.diagrams.layout import (
-    MOST_BOXES,
-    MOST_LINES,
-    Outline,
-    outlined,
-)
+from django_durable_tasks.contrib.diagrams.layout import MOST_BOXES, MOST_LINES, Outline, outlined
 from django_durable_tasks.workflows.diagrams import Diagram, draw
 from tests.repetitions import repetitions
 from tests.unit.diagrams.graphs import diagram, edge, large, node, parallel_chains
@@ -126,10 +121,7 @@ def test_any_graph_has_few_boxes_and_edges_that_contain_every_node(of: Diagram) 
 
 def test_ten_thousand_nodes_and_fifty_thousand_edges_are_drawn_small_and_complete_in_json() -> None:
     of = large(10_000, 50_000, names=50)
-    for known, most in {
-        "mermaid": 50_000,
-        "svg": 1_500_000,
-    }.items():
+    for known, most in {"mermaid": 50_000, "svg": 1_500_000}.items():
         assert len(draw(of, known)) < most
     kept = json.loads(draw(of, "json"))
     assert (len(kept["nodes"]), len(kept["edges"])) == (10_000, 50_000)

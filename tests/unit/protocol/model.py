@@ -42,10 +42,7 @@ def _caught() -> Iterator[str]:
 
 
 def _covered() -> Iterator[str]:
-    yield from (
-        "| removed, without a violation | states | violation | why |",
-        "|---|---:|---|---|",
-    )
+    yield from ("| removed, without a violation | states | violation | why |", "|---|---:|---|---|")
     for case, why in COVERED.items():
         verdict = verdict_of(case)
         yield f"| {case.name} | {verdict.states:,} | {verdict.violation or 'none'} | {why} |"

@@ -9,26 +9,17 @@ from ipaddress import ip_address
 import pytest
 
 from django_durable_tasks.conf import InvalidSetting, check_http
-from django_durable_tasks.contrib.callbacks.http import (
-    CallFailed,
-    CallFailure,
-    Deadline,
-    HttpClient,
-    Lookup,
-    Resolver,
-)
+from django_durable_tasks.contrib.callbacks.http import CallFailed, CallFailure, Deadline
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.targets.addresses import (
-    AddressPolicy,
     address_policy,
     never_by_name,
     parsed_url,
     why_refused,
 )
-from django_durable_tasks.targets.answers import RetryStatuses
-from django_durable_tasks.targets.http_request import HttpRequest
 from tests.http_servers import Listener, answer, answering, listening
-from tests.unit.targets.urls import ATTACKS, PUBLIC, PUBLIC_ADDRESS, lookup
+from tests.unit.targets.sending import a_client, send
+from tests.unit.targets.urls import ATTACKS, PUBLIC, PUBLIC_ADDRESS
 
 PORTS = (80, 443, 8080, 8443)
 
@@ -40,30 +31,11 @@ def trap() -> Iterator[Listener]:
         yield server
 
 
-def _client(policy: AddressPolicy, lookup: Lookup = lookup) -> HttpClient:
-    resolver = Resolver(lookup)
-    return HttpClient(policy, resolver=resolver, connect_timeout=2.0, body_max=1_000, tenant_id=1)
-
-
-def _send(client: HttpClient, url: str, timeout: float = 5.0) -> int:
-    parsed = parsed_url(url)
-    request = HttpRequest(
-        method="GET",
-        url=parsed,
-        headers={},
-        body=b"",
-        timeout=timeout,
-        retried=RetryStatuses(),
-        endpoint="",
-    )
-    return client.send(request).status
-
-
 @pytest.mark.parametrize("url", ATTACKS)
 def test_an_attack_url_reaches_no_server(url: str, trap: Listener) -> None:
     policy = address_policy((*PORTS, trap.port), ())
     with pytest.raises((InvalidTarget, CallFailed)) as refused:
-        _send(_client(policy), url.replace("{port}", str(trap.port)))
+        send(a_client(policy), url.replace("{port}", str(trap.port)))
     if isinstance(refused.value, CallFailed):
         assert refused.value.failure is CallFailure.UNREACHABLE
         assert refused.value.timings.connect is None, "a connection was made"
@@ -79,7 +51,7 @@ def test_there_are_enough_attack_urls() -> None:
 def test_a_public_url_is_accepted(url: str) -> None:
     parsed, policy = parsed_url(url), address_policy(PORTS, ())
     policy.check(parsed)
-    found = _client(policy).vetted(parsed, Deadline(1.0))
+    found = a_client(policy).vetted(parsed, Deadline(1.0))
     assert found == (parsed.literal or ip_address(PUBLIC_ADDRESS),)
 
 
@@ -89,16 +61,8 @@ def test_forms_that_the_system_resolves_to_loopback_are_refused_after_their_reso
 ) -> None:
     found = {info[4][0] for info in socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)}
     assert found <= {"127.0.0.1", "::1"}
-    system = Resolver()
-    client = HttpClient(
-        address_policy([trap.port], ()),
-        resolver=system,
-        connect_timeout=2.0,
-        body_max=10,
-        tenant_id=1,
-    )
     with pytest.raises(CallFailed):
-        _send(client, f"http://localhost:{trap.port}/")
+        send(a_client(address_policy([trap.port], ()), None), f"http://localhost:{trap.port}/")
     assert all(why_refused(ip_address(address)) for address in found)
 
 
@@ -108,10 +72,12 @@ def test_the_allow_list_opens_a_host_an_address_and_a_network(trap: Listener) ->
         (f"loopback.test:{port}", "loopback.test"),
         (f"127.0.0.1:{port}", "127.0.0.1"),
     ):
-        assert _send(_client(address_policy(PORTS, [entry])), f"http://{host}:{port}/") == 200
+        assert (
+            send(a_client(address_policy(PORTS, [entry])), f"http://{host}:{port}/").status == 200
+        )
     for entry in ("127.0.0.0/8", "loopback.test", "127.0.0.1"):
         open_port = address_policy([port], [entry])
-        assert _send(_client(open_port), f"http://loopback.test:{port}/") == 200
+        assert send(a_client(open_port), f"http://loopback.test:{port}/").status == 200
     assert trap.connections == 5
 
 
@@ -133,14 +99,14 @@ def test_an_entry_opens_only_its_own_host_address_and_port(
 ) -> None:
     policy = address_policy(PORTS, [entry.replace("{port}", str(trap.port))])
     with pytest.raises((InvalidTarget, CallFailed)):
-        _send(_client(policy), url.replace("{port}", str(trap.port)))
+        send(a_client(policy), url.replace("{port}", str(trap.port)))
     assert trap.connections == 0
 
 
 def test_a_name_in_the_allow_list_does_not_open_the_metadata_service() -> None:
-    client = _client(address_policy(PORTS, ["metadata.test"]))
+    client = a_client(address_policy(PORTS, ["metadata.test"]))
     with pytest.raises(CallFailed, match="could not be reached"):
-        _send(client, "http://metadata.test/")
+        send(client, "http://metadata.test/")
 
 
 def test_a_name_that_changes_its_address_is_resolved_once(trap: Listener) -> None:
@@ -151,13 +117,13 @@ def test_a_name_that_changes_its_address_is_resolved_once(trap: Listener) -> Non
         asked.append(host)
         return answers[len(asked) - 1]
 
-    client = _client(address_policy([trap.port], ()), rebinding)
+    client = a_client(address_policy([trap.port], ()), rebinding)
     with pytest.raises(CallFailed) as failed:
-        _send(client, f"http://rebinding.test:{trap.port}/", timeout=0.5)
+        send(client, f"http://rebinding.test:{trap.port}/", timeout=0.5)
     assert failed.value.failure is CallFailure.UNREACHABLE
     assert (asked, trap.connections) == (["rebinding.test"], 0)
     with pytest.raises(CallFailed):
-        _send(client, f"http://rebinding.test:{trap.port}/")
+        send(client, f"http://rebinding.test:{trap.port}/")
     assert trap.connections == 0
 
 
@@ -179,7 +145,7 @@ def test_a_refused_address_a_closed_port_and_an_unknown_name_read_the_same(trap:
         ("unroutable.test", closed),
     ):
         with pytest.raises(CallFailed) as failed:
-            _send(_client(opened, failing), f"http://{host}:{port}/", timeout=1.0)
+            send(a_client(opened, failing), f"http://{host}:{port}/", timeout=1.0)
         texts.add((str(failed.value), failed.value.failure))
     assert texts == {("The endpoint could not be reached.", CallFailure.UNREACHABLE)}
 

@@ -16,17 +16,10 @@ from threading import Event, Thread
 
 import pytest
 
-from django_durable_tasks.contrib.callbacks.http import (
-    CallFailed,
-    CallFailure,
-    Exchange,
-    HttpClient,
-    Resolver,
-)
+from django_durable_tasks.contrib.callbacks.http import CallFailed, CallFailure, Exchange
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
-from django_durable_tasks.targets.answers import RetryStatuses
-from django_durable_tasks.targets.http_request import HttpRequest
 from tests.http_servers import WAIT, Behaviour, answer, answering, listening
+from tests.unit.targets.sending import a_client, send
 
 MEGABYTE = 1_000_000
 KEPT = 10_000
@@ -38,27 +31,9 @@ _never = Event()
 def _send(
     url: str, *, timeout: float = 5.0, body: bytes = b"", tls: ssl.SSLContext | None = None
 ) -> Exchange:
-    parsed = parsed_url(url)
-    client = HttpClient(
-        address_policy((parsed.port,), ["127.0.0.0/8"]),
-        resolver=Resolver(lambda *_: ["127.0.0.1"]),
-        connect_timeout=2.0,
-        body_max=KEPT,
-        tenant_id=1,
-        tls=tls,
-    )
-    method = "POST" if body else "GET"
-    return client.send(
-        HttpRequest(
-            method=method,
-            url=parsed,
-            headers={},
-            body=body,
-            timeout=timeout,
-            retried=RetryStatuses(),
-            endpoint="",
-        )
-    )
+    policy = address_policy((parsed_url(url).port,), ["127.0.0.0/8"])
+    client = a_client(policy, lambda _: ["127.0.0.1"], kept=KEPT, tls=tls)
+    return send(client, url, body=body, timeout=timeout)
 
 
 def _measured(call: Callable[[], object]) -> tuple[float, int]:
@@ -364,21 +339,6 @@ def test_an_early_answer_over_tls_counts_although_the_body_was_not_read_before(
 def test_addresses_of_both_families_are_tried_in_turn() -> None:
     refused = [f"::{number}" for number in range(2, 6)]
     with listening(answering(answer())) as server:
-        url = parsed_url(f"http://mixed.test:{server.port}/")
-        client = HttpClient(
-            address_policy((url.port,), ["127.0.0.0/8", "::/96"]),
-            resolver=Resolver(lambda _: [*refused, "127.0.0.1"]),
-            connect_timeout=2.0,
-            body_max=KEPT,
-            tenant_id=1,
-        )
-        request = HttpRequest(
-            method="GET",
-            url=url,
-            headers={},
-            body=b"",
-            timeout=5.0,
-            retried=RetryStatuses(),
-            endpoint="",
-        )
-        assert client.send(request).status == 200
+        policy = address_policy((server.port,), ["127.0.0.0/8", "::/96"])
+        client = a_client(policy, lambda _: [*refused, "127.0.0.1"])
+        assert send(client, f"http://mixed.test:{server.port}/").status == 200
