@@ -14,7 +14,9 @@ from celery.app.trace import build_tracer
 from django_durable_tasks.celery.batch_runs import run_batch
 from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.celery.prepared_messages import HEADER
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
+from tests.factories import QUEUE, a_task
 
 
 def deliver(row: Task, *, epoch: int | None = None, number: int | None = None) -> Any:
@@ -44,6 +46,19 @@ def trace(row: Task, *, name: str = "") -> Any:
     """
     message = f"{row.pk}.{row.epoch}.{row.publish_count}"
     return _trace(name or row.name, message, {}, **{HEADER: message})
+
+
+def run_task(task: Any, *args: Any, **fields: Any) -> Task:
+    """Run a new task of this function, alone or in a batch as its options say, and return it."""
+    in_batch = task.durable_options.batch is not None
+    status = Status.PENDING if in_batch else Status.QUEUED
+    row = a_task(status, name=task.name, args=list(args), in_batch=in_batch, **fields)
+    if in_batch:
+        trace_batches(task.name, QUEUE)
+    else:
+        trace(row)
+    row.refresh_from_db()
+    return row
 
 
 def trace_batches(name: str, queue: str) -> None:

@@ -51,14 +51,7 @@ from django_durable_tasks.tasks.options import TaskOptions
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _NOT_OF_PROJECT = ("django_durable_tasks.", "celery.fixups.")
-
-
-def _receivers(signal: Any, sender: Any) -> list[Callable[..., Any]]:
-    return [
-        receiver
-        for receiver in signal._live_receivers(sender)
-        if not str(getattr(receiver, "__module__", "")).startswith(_NOT_OF_PROJECT)
-    ]
+_SIGNALS = ("task_prerun", "task_postrun", "task_success", "task_failure", "task_retry")
 
 
 class TaskEvents:
@@ -67,14 +60,12 @@ class TaskEvents:
     def __init__(self, task: Any) -> None:
         self._task = task
         self._signals = {
-            name: _receivers(getattr(signals, name), task)
-            for name in (
-                "task_prerun",
-                "task_postrun",
-                "task_success",
-                "task_failure",
-                "task_retry",
-            )
+            name: [
+                receiver
+                for receiver in getattr(signals, name)._live_receivers(task)
+                if not str(getattr(receiver, "__module__", "")).startswith(_NOT_OF_PROJECT)
+            ]
+            for name in _SIGNALS
         }
         self._hooks = {
             name
@@ -96,7 +87,7 @@ class TaskEvents:
 
     def succeeded(self, live: LiveRun, value: Any) -> None:
         """Call receivers and hooks after a success was recorded."""
-        self._call("on_success", value, str(live.run.task_id), live.args, live.kwargs)
+        self._call("on_success", value, *self._row(live))
         self._send("task_success", result=value)
         self._after(live, states.SUCCESS, value)
 
@@ -539,9 +530,17 @@ class _Message:
             size = _sizes.of(name, self._options.batch or 1)
             runs = self._take(size)
             if len(runs) == size and not is_published:
-                self._publish_next()
+                try:
+                    publisher.publish_batches({(self._queue, name): self._options.priority})
+                except Error as error:  # not raised, because the tasks of this batch have started
+                    logger.warning(
+                        "The next batch message of %s was not published (%s); a scheduler"
+                        " publishes it.",
+                        name,
+                        reason_of(error),
+                    )
                 is_published = True
-            if not runs or not self._run_all(runs):
+            if not runs or not self._call_all(runs):
                 return
             _sizes.ran(name, len(runs), time.monotonic() - self._taken_at)
             if len(runs) < size or time.monotonic() - began > DURATION:
@@ -552,19 +551,6 @@ class _Message:
         for live in self._lives(self._take(_sizes.of(self._task.name, self._options.batch or 1))):
             with suppress(EndingNotRecorded):  # logged; the lease ends the run
                 endings.close(live, endings.outcome_for(live, error, self._options))
-
-    def _publish_next(self) -> None:
-        """Publish the next message. An error of the database is logged and not raised, because the
-        tasks of this batch have started, and a scheduler publishes the message then.
-        """
-        try:
-            publisher.publish_batches({(self._queue, self._task.name): self._options.priority})
-        except Error as error:
-            logger.warning(
-                "The next batch message of %s was not published (%s); a scheduler publishes it.",
-                self._task.name,
-                reason_of(error),
-            )
 
     def _take(self, size: int) -> list[Run]:
         """Start due tasks. After an error the runs are read back, because the statement may have
@@ -583,11 +569,11 @@ class _Message:
                         self._is_received = True
                     before, run_ids = list(tried), batches.run_ids_of(self._token, size)
                     tried += run_ids
-                    found = batches.taken(before, self._place) if before else []
-                    if not found:
-                        found = batches.take(self._queue, self._task.name, run_ids, self._place)
+                    runs = batches.taken(before, self._place) if before else []
+                    if not runs:
+                        runs = batches.take(self._queue, self._task.name, run_ids, self._place)
                     self._taken_at = time.monotonic()
-                    return found
+                    return runs
             except Error as error:
                 if time.monotonic() + pause > deadline:
                     logger.warning("No batch was started: %s", reason_of(error))
@@ -595,7 +581,7 @@ class _Message:
             _idle.wait(pause)
             pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
 
-    def _run_all(self, runs: Sequence[Run]) -> bool:
+    def _call_all(self, runs: Sequence[Run]) -> bool:
         """Call the functions of these runs; return False if endings could not be recorded.
 
         Those runs stay RUNNING until they are marked LOST. This message does not call them again.
@@ -604,7 +590,16 @@ class _Message:
         batch = BatchInProgress(lives, self._place.worker)
         try:
             process_runs.leases.add(*lives)
-            self._call_all(batch)
+            _task_stack.push(self._task)
+            try:
+                batch_thread.add(batch)
+                while (live_run := batch.next_run()) is not None:
+                    self._call(batch, live_run)
+            finally:
+                _task_stack.pop()
+                batch.finish()
+            if self._exit is not None:
+                raise self._exit
         except EndingNotRecorded:
             return False  # logged where the time was over
         finally:
@@ -614,28 +609,13 @@ class _Message:
         return True
 
     def _lives(self, runs: Sequence[Run]) -> list[LiveRun]:
+        lease, worker = self._place.lease, self._place.worker
         return [
             LiveRun(
-                run,
-                lease=run.options.get("lease", self._place.lease),
-                timeout=None,
-                worker=self._place.worker,
-                eager=False,
+                run, lease=run.options.get("lease", lease), timeout=None, worker=worker, eager=False
             )
             for run in runs
         ]
-
-    def _call_all(self, batch: BatchInProgress) -> None:
-        _task_stack.push(self._task)
-        try:
-            batch_thread.add(batch)
-            while (live_run := batch.next_run()) is not None:
-                self._call(batch, live_run)
-        finally:
-            _task_stack.pop()
-            batch.finish()
-        if self._exit is not None:
-            raise self._exit
 
     def _call(self, batch: BatchInProgress, live: LiveRun) -> None:
         """Run one task as Celery runs that of a message: receivers, the class with what is wrapped

@@ -204,8 +204,11 @@ def is_same_broker(read: str | Sequence[str] | None, write: str | Sequence[str] 
 def _places(urls: str | Sequence[str] | None) -> set[tuple[Any, ...]]:
     if isinstance(urls, str):
         urls = urls.split(";")
-    found = (Connection(url).info() for url in urls or ())
-    return {(one["transport"], one["hostname"], one["port"], one["virtual_host"]) for one in found}
+    brokers = (Connection(url).info() for url in urls or ())
+    return {
+        (broker["transport"], broker["hostname"], broker["port"], broker["virtual_host"])
+        for broker in brokers
+    }
 
 
 def failures_of(connection: Connection) -> tuple[type[BaseException], ...]:

@@ -1,34 +1,26 @@
-"""The broker is unavailable, or rejects a queue: what happens to tasks until it accepts
-messages.
+"""The broker is unavailable, or rejects a queue: what happens to tasks until it accepts messages.
 
-1. A publish fails (``publisher.publish``). It is tried again on a new connection, because an
-   idle
+1. A publish fails (``publisher.publish``). It is tried again on a new connection, because an idle
    connection may have been closed by the broker. Both attempts have time limits.
-2. If both fail, the ``BrokerBreaker`` of this process opens for BROKER_BACKOFF seconds. One
-   error
-is logged. While it is open:
+2. If both fail, the ``BrokerBreaker`` of this process opens for BROKER_BACKOFF seconds. One error
+   is logged. While it is open:
 
-   * New tasks are inserted as PENDING and not published after COMMIT (``is_open_for``). The
-     caller
+   * New tasks are inserted as PENDING and not published after COMMIT (``is_open_for``). The caller
      does not wait for the broker.
-   * Schedulers claim no tasks (``capacity``), so tasks stay PENDING and their messages cannot
-     be
+   * Schedulers claim no tasks (``capacity``), so tasks stay PENDING and their messages cannot be
      lost.
-3. Tasks whose messages were not accepted return to PENDING (``return_to_pending``). If that
-   fails
+3. Tasks whose messages were not accepted return to PENDING (``return_to_pending``). If that fails
    too, because the process dies or the database is unavailable, they stay QUEUED and are
    republished after REPUBLISH_AFTER.
-4. After BROKER_BACKOFF a single message is sent as a probe. If it fails, the breaker opens
-   for
+4. After BROKER_BACKOFF a single message is sent as a probe. If it fails, the breaker opens for
    another BROKER_BACKOFF. If it is accepted, the breaker closes and one warning is logged.
-5. The broker may have lost its messages, for example a Redis without persistence. The leader
-   then
+5. The broker may have lost its messages, for example a Redis without persistence. The leader then
    compares all QUEUED tasks with the messages at once (``scheduler/republishing.py``).
 
-A broker that responds but rejects one queue (it cannot be declared, is full or does not
-exist) does not open the breaker. ``QueueBackoff`` then stops claims for this queue only, for
-BROKER_BACKOFF seconds and twice as long after each further rejection, up to a minute. One
-task probes the queue after each delay.
+A broker that responds but rejects one queue (it cannot be declared, is full or does not exist) does
+not open the breaker. ``QueueBackoff`` then stops claims for this queue only, for BROKER_BACKOFF
+seconds and twice as long after each further rejection, up to a minute. One task probes the queue
+after each delay.
 """
 
 from __future__ import annotations
@@ -105,8 +97,8 @@ class QueueBackoff:
 
     def remaining(self, queue: str) -> float:
         """Return the seconds until this queue is tried again; 0.0 if it may be tried now."""
-        found = self._rejected.get(queue)
-        return 0.0 if found is None else max(0.0, found.until - time.monotonic())
+        rejected = self._rejected.get(queue)
+        return 0.0 if rejected is None else max(0.0, rejected.until - time.monotonic())
 
     def is_rejected(self, queue: str) -> bool:
         """Return whether the broker rejected the last message of this queue, whatever the delay."""
@@ -122,29 +114,28 @@ class QueueBackoff:
             return {}
         now = time.monotonic()
         return {
-            queue: found.until - now
-            for queue, found in self._rejected.copy().items()
-            if found.until > now
+            queue: rejected.until - now
+            for queue, rejected in self._rejected.copy().items()
+            if rejected.until > now
         }
 
     def reasons(self) -> dict[str, str]:
         """Return every rejected queue with the broker's error."""
-        return {queue: found.reason for queue, found in sorted(self._rejected.copy().items())}
+        return {queue: rejected.reason for queue, rejected in sorted(self._rejected.copy().items())}
 
     def rejected(self, queue: str, error: BaseException) -> None:
         """Record that the broker rejected messages of this queue; a rejection during the delay
         changes nothing.
         """
-        reason = _reason_of(error)
+        text, kind = " ".join(str(error).split()), type(error).__name__
+        reason = f"{kind}: {text}"[:_REASON_MAX] if text else kind
         with self._lock:
             before = self._rejected.get(queue)
             if before is not None and before.until > time.monotonic():
                 return
-            delay = (
-                conf.settings().BROKER_BACKOFF
-                if before is None
-                else min(2 * before.delay, _LONGEST_DELAY)
-            )
+            delay = conf.settings().BROKER_BACKOFF
+            if before is not None:
+                delay = min(2 * before.delay, _LONGEST_DELAY)
             self._rejected[queue] = _Rejected(reason, delay, time.monotonic() + delay)
         if before is None:
             logger.error(
@@ -170,11 +161,6 @@ class QueueBackoff:
     def forget(self) -> None:
         """Forget everything; for tests."""
         self._rejected = {}
-
-
-def _reason_of(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:_REASON_MAX] if text else type(error).__name__
 
 
 breaker = BrokerBreaker()
@@ -217,14 +203,14 @@ def undo_publish(refused: Sequence[NotAccepted]) -> None:
     If it was the first message of its epoch, the task returns to PENDING. Otherwise an earlier copy
     may still be in the broker, so the task stays QUEUED and is republished after the delay.
     """
-    return_to_pending(one for one in refused if one.message.number <= 1)
-    repeated = _by_delay(one for one in refused if one.message.number > 1)
+    return_to_pending(refusal for refusal in refused if refusal.message.number <= 1)
+    repeated = _by_delay(refusal for refusal in refused if refusal.message.number > 1)
     for delay, messages in repeated.items():
         claim.not_published(messages, delay)
 
 
 def _by_delay(refused: Iterable[NotAccepted]) -> dict[float, list[TaskMessage]]:
     by_delay: dict[float, list[TaskMessage]] = defaultdict(list)
-    for one in refused:
-        by_delay[one.delay].append(one.message)
+    for refusal in refused:
+        by_delay[refusal.delay].append(refusal.message)
     return by_delay

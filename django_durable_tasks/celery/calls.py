@@ -177,23 +177,21 @@ def _check_known(celery_options: Mapping[str, Any]) -> None:
     """Refuse unknown options, and options of ``.using()``, which Celery would pass on to its
     transport.
     """
-    stamps = celery_options.get("stamped_headers") or ()
+    known = _CELERYS.union(celery_options.get("stamped_headers") or ())
     for option in celery_options:
-        if option in _CELERYS or option in stamps:
+        if option in known:
             continue
         if option in _OURS:
             raise InvalidOption(
                 f"apply_async() has no option {option!r}: write"
                 f" .using({option}=...).apply_async(...)."
             )
-        raise InvalidOption(f"apply_async() has no option {option!r}. {_nearest(option)}".rstrip())
-
-
-def _nearest(option: str) -> str:
-    near = nearest(option, _CELERYS | _OURS)
-    if near in _OURS:
-        return f"Did you mean .using({near}=...)?"
-    return f"Did you mean {near!r}?" if near else ""
+        hint, near = "", nearest(option, _CELERYS | _OURS)
+        if near in _OURS:
+            hint = f" Did you mean .using({near}=...)?"
+        elif near:
+            hint = f" Did you mean {near!r}?"
+        raise InvalidOption(f"apply_async() has no option {option!r}.{hint}")
 
 
 def _start(eta: object, countdown: object) -> datetime | None:

@@ -239,21 +239,21 @@ def row_options(name: str, options: Mapping[str, Any], *, waits: bool) -> dict[s
     """Return the options of the task for these Celery options; raises UntranslatableCanvas with the
     name of an option.
     """
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in sorted(given, key=lambda option: option not in _REMEDIES):
+    kept = {option: value for option, value in options.items() if value is not None}
+    for option in sorted(kept, key=lambda option: option not in _REMEDIES):
         if option not in (*_KEPT, *_WITHOUT_MEANING):
             refuse(
-                f"{option}={given[option]!r} on {name}",
+                f"{option}={kept[option]!r} on {name}",
                 _REMEDIES.get(option, "a row has nothing like it"),
             )
     for option in ("countdown", "expires") if waits else ():
-        if given.get(option) and isinstance(given[option], int | float | timedelta):
+        if kept.get(option) and isinstance(kept[option], int | float | timedelta):
             refuse(
-                f"{option}={given[option]!r} on {name}",
+                f"{option}={kept[option]!r} on {name}",
                 "it counts from the moment when Celery sends the task, which waits for others; give"
                 " a date",
             )
-    return calls.translated({option: given[option] for option in _KEPT if option in given})
+    return calls.translated({option: kept[option] for option in _KEPT if option in kept})
 
 
 # Converts Celery's canvas to a workflow: edges and references give each task the arguments that

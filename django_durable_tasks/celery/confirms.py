@@ -56,20 +56,20 @@ def send_batch(
     """
     rejections, prepared = _prepare(broker, messages)
     if broker.unusable:
-        rejected = {found.message for found in rejections}
+        rejected = {more.message for more in rejections}
         return rejections, [message for message in messages if message not in rejected]
     if broker.driver == "redis":
-        found = _send_by_pipeline(broker, prepared)
+        more = _send_by_pipeline(broker, prepared)
     elif broker.driver == "amqp" and confirm:
-        found = _send_with_confirms(broker, prepared)
+        more = _send_with_confirms(broker, prepared)
     elif broker.driver == "amqp":
         # A lost message is republished, so a single message is not confirmed.
-        for one in prepared:
-            _put(broker.channel, one, mandatory=False)
-        found = []
+        for entry in prepared:
+            _put(broker.channel, entry, mandatory=False)
+        more = []
     else:
-        found = _send_one_by_one(broker, prepared)
-    return rejections + found, ()
+        more = _send_one_by_one(broker, prepared)
+    return rejections + more, ()
 
 
 def _prepare(
@@ -86,7 +86,9 @@ def _prepare(
                 refused[message.queue] = error
                 if broker.unusable:
                     rejections += [
-                        Rejection(one, error) for one in messages if one.queue == message.queue
+                        Rejection(other, error)
+                        for other in messages
+                        if other.queue == message.queue
                     ]
                     break
         if message.queue in refused:
@@ -100,32 +102,34 @@ def _prepare(
     return rejections, prepared
 
 
-def _put(channel: Any, one: _Prepared, *, mandatory: bool) -> None:
+def _put(channel: Any, entry: _Prepared, *, mandatory: bool) -> None:
     try:
         channel._basic_publish(
-            one.prepared, exchange=DEFAULT_EXCHANGE, routing_key=one.queue, mandatory=mandatory
+            entry.prepared, exchange=DEFAULT_EXCHANGE, routing_key=entry.queue, mandatory=mandatory
         )
     except FrameSyntaxError as error:  # listed as a connection error, but caused by the message
         raise ValueError(
-            f"The message of task {one.message.task_id} cannot be encoded: {error}"
+            f"The message of task {entry.message.task_id} cannot be encoded: {error}"
         ) from error
 
 
 def _send_one_by_one(broker: BrokerConnection, prepared: Sequence[_Prepared]) -> list[Rejection]:
     rejections: dict[str, QueueRejected] = {}
-    for one in prepared:
-        if one.queue in rejections:
+    for entry in prepared:
+        if entry.queue in rejections:
             continue
         try:
             broker.channel.basic_publish(
-                one.prepared, exchange=DEFAULT_EXCHANGE, routing_key=one.queue
+                entry.prepared, exchange=DEFAULT_EXCHANGE, routing_key=entry.queue
             )
         except broker.failures as error:
             if broker.is_lost(error):
                 raise
-            rejections[one.queue] = QueueRejected(f"{type(error).__name__}: {error}")
+            rejections[entry.queue] = QueueRejected(f"{type(error).__name__}: {error}")
     return [
-        Rejection(one.message, rejections[one.queue]) for one in prepared if one.queue in rejections
+        Rejection(entry.message, rejections[entry.queue])
+        for entry in prepared
+        if entry.queue in rejections
     ]
 
 
@@ -134,16 +138,16 @@ def _send_by_pipeline(broker: BrokerConnection, prepared: Sequence[_Prepared]) -
     trip.
     """
     channel, lists = broker.channel, dict[Any, list[_Prepared]]()
-    for one in prepared:
-        priority = redis_priority(one.message)
-        if not isinstance(one.prepared, str):
-            channel._inplace_augment_message(one.prepared, DEFAULT_EXCHANGE, one.queue)
-            priority = channel._get_message_priority(one.prepared, reverse=False)
-        lists.setdefault((one.queue, priority), []).append(one)
+    for entry in prepared:
+        priority = redis_priority(entry.message)
+        if not isinstance(entry.prepared, str):
+            channel._inplace_augment_message(entry.prepared, DEFAULT_EXCHANGE, entry.queue)
+            priority = channel._get_message_priority(entry.prepared, reverse=False)
+        lists.setdefault((entry.queue, priority), []).append(entry)
     pushes = []
-    for (queue, priority), some in lists.items():
-        built = (one.prepared for one in some)
-        texts = [one if isinstance(one, str) else dumps(one) for one in built]
+    for (queue, priority), entries in lists.items():
+        built = (entry.prepared for entry in entries)
+        texts = [entry if isinstance(entry, str) else dumps(entry) for entry in built]
         pushes.append((channel._q_for_pri(queue, priority), *texts))
     answers: Sequence[Any]
     if len(pushes) == 1:  # a pipeline would cost more than the command
@@ -157,11 +161,11 @@ def _send_by_pipeline(broker: BrokerConnection, prepared: Sequence[_Prepared]) -
                 pipe.lpush(*push)
             answers = pipe.execute(raise_on_error=False)
     rejections = []
-    for some, answer in zip(lists.values(), answers, strict=True):
+    for entries, answer in zip(lists.values(), answers, strict=True):
         if isinstance(answer, Exception):
             if broker.is_lost(answer):
                 raise answer
-            rejections += [Rejection(one.message, answer) for one in some]
+            rejections += [Rejection(entry.message, answer) for entry in entries]
     return rejections
 
 
@@ -173,35 +177,35 @@ def _send_with_confirms(broker: BrokerConnection, prepared: Sequence[_Prepared])
     """
     channel = broker.batch_channel  # before the tags: a new channel restarts them at 1
     missing = dict(zip(broker.next_tags(len(prepared)), prepared, strict=True))
-    of_ids = {celery_id_of(one.message): one for one in prepared}
+    of_ids = {celery_id_of(entry.message): entry for entry in prepared}
     rejected, errors = list[_Prepared](), dict[str, Exception]()
 
-    def reject(one: _Prepared, error: Exception) -> None:
-        errors.setdefault(one.queue, error)  # the first error of a queue shows its cause
-        rejected.append(one)
+    def reject(entry: _Prepared, error: Exception) -> None:
+        errors.setdefault(entry.queue, error)  # the first error of a queue shows its cause
+        rejected.append(entry)
 
     def settled(tag: int, multiple: bool) -> list[_Prepared]:
-        tags = [known for known in missing if known <= tag] if multiple else [tag]
-        return [one for known in tags if (one := missing.pop(known, None)) is not None]
+        tags = [other for other in missing if other <= tag] if multiple else [tag]
+        return [entry for other in tags if (entry := missing.pop(other, None)) is not None]
 
     def refused(tag: int, multiple: bool) -> None:
-        for one in settled(tag, multiple):
+        for entry in settled(tag, multiple):
             text = "The queue refuses messages (basic.nack): it is full or unavailable."
-            reject(one, QueueRejected(text))
+            reject(entry, QueueRejected(text))
 
     def returned(error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        one = of_ids.get(message.properties.get("correlation_id"))
-        if one is not None:
+        entry = of_ids.get(message.properties.get("correlation_id"))
+        if entry is not None:
             # The queue was deleted. The next message declares it again.
-            broker.declared.pop(one.message.queue, None)
-            reject(one, QueueRejected("The queue does not exist (basic.return)."))
+            broker.declared.pop(entry.message.queue, None)
+            reject(entry, QueueRejected("The queue does not exist (basic.return)."))
 
     receivers = {"basic_ack": settled, "basic_nack": refused, "basic_return": returned}
     for event, receiver in receivers.items():
         channel.events[event].add(receiver)
     try:
-        for one in prepared:
-            _put(channel, one, mandatory=True)
+        for entry in prepared:
+            _put(channel, entry, mandatory=True)
         deadline = time.monotonic() + conf.settings().PUBLISH_TIMEOUT
         while missing:
             # drain_events(timeout=0) waits without limit.
@@ -212,9 +216,9 @@ def _send_with_confirms(broker: BrokerConnection, prepared: Sequence[_Prepared])
             raise
         timed_out = isinstance(error, TimeoutError)
         text = "not confirmed within PUBLISH_TIMEOUT" if timed_out else str(error)
-        for one in missing.values():
-            reject(one, QueueRejected(f"{type(error).__name__}: {text}"))
+        for entry in missing.values():
+            reject(entry, QueueRejected(f"{type(error).__name__}: {text}"))
     finally:
         for event, receiver in receivers.items():
             channel.events[event].discard(receiver)
-    return [Rejection(one.message, errors[one.queue]) for one in rejected]
+    return [Rejection(entry.message, errors[entry.queue]) for entry in rejected]

@@ -110,8 +110,12 @@ class RunContext:
         InvalidOption.
         """
         whole = None if total is None else _number("total", total)
-        found = {"done": _number("done", done), "total": whole, "note": shortened(str(note), 200)}
-        self._live.progress = json.dumps(found)
+        progress = {
+            "done": _number("done", done),
+            "total": whole,
+            "note": shortened(str(note), 200),
+        }
+        self._live.progress = json.dumps(progress)
 
 
 def _number(name: str, value: Any) -> int | float:

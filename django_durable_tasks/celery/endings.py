@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -72,15 +72,6 @@ def text_of(error: BaseException) -> str:
     return shortened(line, ERROR_MAX_BYTES)
 
 
-def _traceback_of(error: BaseException) -> str:
-    settings = conf.settings()
-    try:
-        lines = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - formatting calls the exception's own code
-        lines = text_of(error)
-    return masked_excerpt(lines, settings.SECRET_NAMES, ERROR_MAX_BYTES)
-
-
 def outcome_of_result(live: LiveRun, value: object) -> Outcome:
     """Return the success of a run with this result; raises UnserializableResult or
     ResultTooLarge.
@@ -97,11 +88,15 @@ def outcome_of_result(live: LiveRun, value: object) -> Outcome:
 def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
     """Return the outcome of a run that ended with this exception."""
     kind, retryable, delay, cause = _kind_of(error, options)
+    try:
+        lines = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - formatting calls the exception's own code
+        lines = text_of(error)
     return Outcome(
         kind=kind,
         error=text_of(cause),
         error_type=type(cause).__name__,
-        traceback=_traceback_of(error),
+        traceback=masked_excerpt(lines, conf.settings().SECRET_NAMES, ERROR_MAX_BYTES),
         retryable=retryable,
         delay=delay,
         queue=error.queue if isinstance(error, Retry) else None,
@@ -132,8 +127,6 @@ def _kind_of(
             | InvalidOption()
         ):
             return EndingKind.FAILED, False, None, error
-        case SoftTimeLimitExceeded():
-            return EndingKind.FAILED, options.retryable(error), None, error
     return EndingKind.FAILED, options.retryable(error), None, error
 
 
@@ -157,19 +150,13 @@ def raisable(error: BaseException) -> BaseException:
     A BodyFailed with the exception as its cause is returned if Celery could not do that, and for a
     MemoryError, which Celery raises again in the parent process, which would end the worker.
     """
-    if not isinstance(error, MemoryError) and (_survives(error) or _is_replaced(error)):
-        return error
+    if not isinstance(error, MemoryError):
+        with suppress(Exception):  # Celery calls the exception's own code
+            if _survives(error) or _survives(get_pickleable_exception(error)):
+                return error
     failed = BodyFailed(text_of(error))
     failed.__cause__ = error
     return failed
-
-
-def _is_replaced(error: BaseException) -> bool:
-    """Return whether Celery replaces the exception by one that can be pickled."""
-    try:
-        return _survives(get_pickleable_exception(error))
-    except Exception:  # noqa: BLE001 - it calls the exception's own code
-        return False
 
 
 def _survives(error: BaseException) -> bool:
@@ -210,14 +197,14 @@ def with_those_of_base(base: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``given`` with the retry options that are attributes of a class. Those of the
     decorator take precedence.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for option in OPTIONS:
         owner = next((kind for kind in base.__mro__ if option in vars(kind)), CeleryTask)
         if owner is not CeleryTask:
-            found[option] = getattr(base, option)
+            options[option] = getattr(base, option)
     if "max_attempts" in given:
-        found.pop("max_retries", None)
-    return {**found, **given}
+        options.pop("max_retries", None)
+    return {**options, **given}
 
 
 def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +222,7 @@ def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"retry_kwargs={{{option!r}: ...}}: a durable task takes"
                 f" {' and '.join(sorted(_OF_A_RETRY))} there."
             )
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "max_attempts" not in given:
         limit = retry_kwargs.get("max_retries", given.get("max_retries", CeleryTask.max_retries))
         is_number = isinstance(limit, int) and not isinstance(limit, bool)
@@ -243,10 +230,10 @@ def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidOption(
                 f"max_retries={limit!r}: give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
             )
-        found["max_attempts"] = _attempts(limit)
+        options["max_attempts"] = _attempts(limit)
     if "retry_for" not in given and (given.get("autoretry_for") or "max_attempts" not in given):
-        found["retry_for"] = ()
-    return found
+        options["retry_for"] = ()
+    return options
 
 
 def _attempts(max_retries: int | None) -> int:
@@ -257,14 +244,15 @@ def celery_options(given: Mapping[str, Any], options: TaskOptions) -> dict[str, 
     """Return the attributes of Celery's task class that ``self.retry()`` uses. A delay of None
     means that the row's policy decides.
     """
-    found: dict[str, Any] = {"max_retries": given.get("max_retries", CeleryTask.max_retries)}
+    attributes: dict[str, Any] = {"max_retries": given.get("max_retries", CeleryTask.max_retries)}
     if options.limits_retries:
-        found["max_retries"] = options.max_attempts - 1
-    if given.get("default_retry_delay") is not None:
-        found["default_retry_delay"] = seconds("default_retry_delay", given["default_retry_delay"])
+        attributes["max_retries"] = options.max_attempts - 1
+    delay = given.get("default_retry_delay")
+    if delay is not None:
+        attributes["default_retry_delay"] = seconds("default_retry_delay", delay)
     elif options.spaces_retries:
-        found["default_retry_delay"] = None
-    return found
+        attributes["default_retry_delay"] = None
+    return attributes
 
 
 def retry_exception(

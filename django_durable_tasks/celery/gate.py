@@ -38,7 +38,7 @@ from django_durable_tasks.exceptions import (
     IsolationTooStrict,
     UnserializableResult,
 )
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.decisions import EndingKind
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import ABORTED, SERIALIZATION_FAILURE, code_of, reason_of
@@ -348,7 +348,11 @@ def call_function(task: Any, live: LiveRun) -> None:
     """Call the function, and decide the success of the run when it returns. Raise the retry that
     ``self.retry(throw=False)`` requested.
     """
-    live.args, live.kwargs = _arguments(live)
+    args, kwargs = resolve.arguments_of(live.run)
+    if REFERS in live.run.options:
+        with nullcontext() if live.eager else dedicated_connection():
+            args, kwargs = resolve.resolve_references(args, kwargs, live.run.tenant_id)
+    live.args, live.kwargs = args, kwargs
     atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
     if not live.eager and not atomic:
         connections.roll_back_left("An earlier task of this process")
@@ -368,15 +372,13 @@ def call_function(task: Any, live: LiveRun) -> None:
             task.before_start(str(live.run.task_id), live.args, live.kwargs)
             values.append(task.call_function(*live.args, **live.kwargs))
         decide(values[0])
-    except SoftTimeLimitExceeded:
+    except BaseException as error:
         if not values:
             _roll_back_left(task.name, before)
             raise
+        if not isinstance(error, SoftTimeLimitExceeded):
+            raise
         decide(values[0])  # the function returned in time
-    except BaseException:
-        if not values:
-            _roll_back_left(task.name, before)
-        raise
 
 
 def _roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
@@ -389,16 +391,6 @@ def _roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
         text = "Transactions that %s may have left were not rolled back."
         endings.log(logging.ERROR, text, name, exc_info=True)
         return []
-
-
-def _arguments(live: LiveRun) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a run, with references replaced by the results of upstreams."""
-    run = live.run
-    args, kwargs = resolve.arguments_of(run)
-    if REFERS not in run.options:
-        return args, kwargs
-    with nullcontext() if live.eager else dedicated_connection():
-        return resolve.resolve_references(args, kwargs, run.tenant_id)
 
 
 def atomic_body(task: Any, live: LiveRun) -> Any:
@@ -423,8 +415,13 @@ def atomic_body(task: Any, live: LiveRun) -> Any:
             raise
         # Django does not roll back after every error of a COMMIT. The row would stay locked.
         _roll_back_left(task.name, before)
+
+        def is_committed() -> bool:
+            with endings.connection_of(live):
+                return attempts.succeeded(live.run)
+
         # The COMMIT may have succeeded although its reply was lost or an on_commit hook failed.
-        if not _is_committed(live):
+        if not endings.persist(is_committed, live):
             live.success = None
             if _is_fault_of_function(live, error):
                 raise
@@ -464,14 +461,6 @@ def _is_fault_of_function(live: LiveRun, error: BaseException) -> bool:
     )
 
 
-def _is_committed(live: LiveRun) -> bool:
-    def read() -> bool:
-        with endings.connection_of(live):
-            return attempts.succeeded(live.run)
-
-    return endings.persist(read, live)
-
-
 def closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
     """Record the ending of a run by this exception; return the exception to raise to Celery, or
     None if the run succeeded.
@@ -489,7 +478,11 @@ def closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
         return _close_returned(task, live, error)
     if live.requested_retry is not None and isinstance(error, Exception):
         error = live.requested_retry
-    verdict = endings.close(live, _outcome_by(task, live, error))
+    outcome = endings.outcome_for(live, error, task.durable_options)
+    if not live.called and isinstance(error, OperationalError | InterfaceError):
+        # Its arguments could not be read, or its transaction not be opened.
+        outcome = replace(outcome, kind=EndingKind.POSTPONED, delay=_WAIT_FOR_DATABASE)
+    verdict = endings.close(live, outcome)
     if not isinstance(error, Exception):
         return error
     if verdict is None or verdict.status == Status.CANCELLED:
@@ -529,11 +522,3 @@ def _lost(live: LiveRun, error: BaseException) -> Any:
     if not isinstance(error, Exception):
         return error
     return Ignore("The transaction of the function was lost; the function is called again.")
-
-
-def _outcome_by(task: Any, live: LiveRun, error: BaseException) -> Outcome:
-    outcome = endings.outcome_for(live, error, task.durable_options)
-    if not live.called and isinstance(error, OperationalError | InterfaceError):
-        # Its arguments could not be read, or its transaction not be opened.
-        return replace(outcome, kind=EndingKind.POSTPONED, delay=_WAIT_FOR_DATABASE)
-    return outcome

@@ -21,7 +21,7 @@ from django_durable_tasks.cluster import status
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import Task
 from django_durable_tasks.schedules.timetables.zones import zone_name
-from django_durable_tasks.tasks.explanations import Level, Sentence, TaskSituation, explain
+from django_durable_tasks.tasks.explanations import Level, Sentence, explain
 
 # Reads Celery's configuration for the system checks and the commands. Connects only if requested.
 
@@ -69,15 +69,20 @@ def read() -> CeleryConfiguration:
     config = app.conf
     connection = app.connection_for_write()
     transport = str(connection.transport_cls)
-    options = config.broker_transport_options or {}
-    visibility = options.get(
+    visibility = (config.broker_transport_options or {}).get(
         "visibility_timeout", _REDIS_VISIBILITY if is_redis(transport) else None
     )
+    folder_problem = None
+    if transport == filesystem.ALIAS:
+        try:
+            filesystem.data_folder(connection)
+        except ImproperlyConfigured as problem:
+            folder_problem = str(problem)
     accepted = tuple(str(kind) for kind in config.accept_content or ())
     return CeleryConfiguration(
         broker_is_set=bool(config.broker_write_url),
         transport=transport,
-        folder_problem=_folder_problem(connection) if transport == filesystem.ALIAS else None,
+        folder_problem=folder_problem,
         visibility_timeout=None if visibility is None else float(visibility),
         serializers={
             "CELERY_ACCEPT_CONTENT": accepted,
@@ -97,14 +102,6 @@ def read() -> CeleryConfiguration:
             if not config[f"{kind}_queue_exclusive"] and not config[f"{kind}_queue_durable"]
         ),
     )
-
-
-def _folder_problem(connection: Any) -> str | None:
-    try:
-        filesystem.data_folder(connection)
-    except ImproperlyConfigured as problem:
-        return str(problem)
-    return None
 
 
 def is_rabbitmq(transport: str) -> bool:
@@ -196,43 +193,36 @@ def sentences(task: Task) -> list[Sentence]:
 
     Connects to the broker, within PUBLISH_TIMEOUT, if the task waits for a message.
     """
-    problem = load_tasks()
+    import_problem = load_tasks()
     durable = registry.find(task.name)
     situation, led = status.situation(
         task,
         known=durable is not None,
         has_batches=durable is not None and durable.options.batch is not None,
     )
-    found = explain(situation)
-    troubles = list(_around(task, situation, led=led))
-    if problem is not None:
-        troubles.append(f"The modules of tasks cannot be imported here: {problem}")
-    at = sum(sentence.level == Level.TROUBLE for sentence in found)
-    return [
-        *found[:at],
-        *(Sentence(Level.TROUBLE, text) for text in troubles),
-        *found[at:],
-    ]
-
-
-def _around(task: Task, situation: TaskSituation, *, led: bool) -> Iterator[str]:
-    """Yield the problems that the row does not show: no leader, broker unavailable."""
-    stuck = situation.publish_count > 1 or (
+    # The problems that the row does not show.
+    troubles = []
+    is_stuck = situation.publish_count > 1 or (
         task.lease_until is not None and task.lease_until < situation.now
     )
+    is_on_its_way = task.status in (Status.QUEUED, Status.RUNNING)
+    if situation.schedulers and not led and is_on_its_way and is_stuck:
+        troubles.append(
+            "No scheduler is the leader, so it is not republished or taken from a dead worker."
+        )
     if (
-        situation.schedulers
-        and not led
-        and task.status in (Status.QUEUED, Status.RUNNING)
-        and stuck
+        task.status in WITH_DUE_AT
+        and task.due_at is not None
+        and (task.status == Status.QUEUED or task.due_at <= situation.now)
+        and (problem := broker_problem()) is not None
     ):
-        yield "No scheduler is the leader, so it is not republished or taken from a dead worker."
-    if task.status not in WITH_DUE_AT or task.due_at is None:
-        return
-    if task.status == Status.QUEUED or task.due_at <= situation.now:
-        broker = broker_problem()
-        if broker is not None:
-            yield f"The broker does not answer from here: {broker}."
+        troubles.append(f"The broker does not answer from here: {problem}.")
+    if import_problem is not None:
+        troubles.append(f"The modules of tasks cannot be imported here: {import_problem}")
+    explained = explain(situation)
+    at = sum(sentence.level == Level.TROUBLE for sentence in explained)
+    explained[at:at] = [Sentence(Level.TROUBLE, text) for text in troubles]
+    return explained
 
 
 # Finds the time zone of a new schedule without one, by the same rule in every process.

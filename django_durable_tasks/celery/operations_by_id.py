@@ -188,9 +188,9 @@ def _messages(ids: Collection[str]) -> dict[str, str]:
     wanted = {parsed: value for value in ids if (parsed := _parsed(value)) is not None}
     envelopes = (parse(request_id) for request_id in list(worker_state.requests))
     return {
-        found.celery_id: wanted[found.task_id]
-        for found in envelopes
-        if found and found.task_id in wanted
+        envelope.celery_id: wanted[envelope.task_id]
+        for envelope in envelopes
+        if envelope and envelope.task_id in wanted
     }
 
 

@@ -45,11 +45,24 @@ def adopt(task: Any, args: Any, kwargs: Any) -> NoReturn:
     already, so database errors are retried for RESULT_WRITE_TIMEOUT.
     """
     request, task_id = task.request, task_id_of(task.request.id)
-    options = {name: value for name, value in _options(request).items() if value is not None}
+    hard, soft = getattr(request, "timelimit", None) or (None, None)
+    expires = _instant(getattr(request, "expires", None))
+    options = {"time_limit": hard, "soft_time_limit": soft, "expires": expires}
+    given = {name: value for name, value in options.items() if value is not None}
+    deadline, pause = time.monotonic() + conf.settings().RESULT_WRITE_TIMEOUT, _FIRST_PAUSE
     try:
-        _persistently(
-            lambda: calls.of(task.name).apply_async(args, kwargs, task_id=task_id, **options)
-        )
+        while True:
+            try:
+                with dedicated_connection():
+                    calls.of(task.name).apply_async(args, kwargs, task_id=task_id, **given)
+                break
+            except Error as error:
+                if time.monotonic() + pause > deadline:
+                    raise PlainMessageRefused(
+                        f"the database did not answer in time: {text_of(error)}"
+                    ) from None
+            _idle.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
     except DurableTasksError as error:
         refuse(task, f"Message {request.id} for {task.name} cannot become a task: {error}")
     logger.info("Created task %s from the plain message %s for %s.", task_id, request.id, task.name)
@@ -75,38 +88,12 @@ def task_id_of(message_id: str) -> uuid.UUID:
         return uuid.uuid5(_FOREIGN_IDS, message_id)
 
 
-def _options(request: Any) -> dict[str, Any]:
-    hard, soft = getattr(request, "timelimit", None) or (None, None)
-    return {
-        "time_limit": hard,
-        "soft_time_limit": soft,
-        "expires": _instant(getattr(request, "expires", None)),
-    }
-
-
 def _instant(text: Any) -> datetime | None:
     """Return the value of the header ``expires``. Celery writes UTC without an offset."""
     if not isinstance(text, str):
         return None
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-
-
-def _persistently(create: Any) -> None:
-    deadline, pause = time.monotonic() + conf.settings().RESULT_WRITE_TIMEOUT, _FIRST_PAUSE
-    while True:
-        try:
-            with dedicated_connection():
-                create()
-        except Error as error:
-            if time.monotonic() + pause > deadline:
-                raise PlainMessageRefused(
-                    f"the database did not answer in time: {text_of(error)}"
-                ) from None
-            _idle.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        else:
-            return
+    instant = datetime.fromisoformat(text)
+    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 
 # Sends a message to a Celery task that is not durable, from inside a run.

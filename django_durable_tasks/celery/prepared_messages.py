@@ -61,16 +61,16 @@ def headers_of(message: TaskMessage) -> dict[str, str]:
 
 def parse(celery_id: object) -> Envelope | None:
     """Return the envelope of a Celery id; None if it is not the id of a durable task's message."""
-    found = _SPELLING.fullmatch(celery_id) if isinstance(celery_id, str) else None
-    return None if found is None else Envelope(uuid.UUID(found[1]), int(found[2]), found[0])
+    match = _SPELLING.fullmatch(celery_id) if isinstance(celery_id, str) else None
+    return None if match is None else Envelope(uuid.UUID(match[1]), int(match[2]), match[0])
 
 
 def batch_token(celery_id: object) -> bytes | None:
     """Return the token of a batch message, with which the ids of its runs begin; None for any other
     id.
     """
-    found = _BATCH_ID.fullmatch(celery_id) if isinstance(celery_id, str) else None
-    return None if found is None else bytes.fromhex(found[1])
+    match = _BATCH_ID.fullmatch(celery_id) if isinstance(celery_id, str) else None
+    return None if match is None else bytes.fromhex(match[1])
 
 
 def of_request(request: Any) -> Envelope | None:

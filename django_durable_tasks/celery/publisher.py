@@ -39,7 +39,6 @@ from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.tasks import batches, claim
-from django_durable_tasks.tasks.batches import ReservedMessage
 
 # Publishes messages to the broker within time limits. A rejected queue does not delay the others.
 #
@@ -63,8 +62,12 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
     """
     delays, waiting, attempted = broker_outage.backoff.delays(), list[NotAccepted](), messages
     if delays:
-        waiting = [NotAccepted(one, delays[one.queue]) for one in messages if one.queue in delays]
-        attempted = [one for one in messages if one.queue not in delays]
+        waiting = [
+            NotAccepted(message, delays[message.queue])
+            for message in messages
+            if message.queue in delays
+        ]
+        attempted = [message for message in messages if message.queue not in delays]
     if not attempted:
         return waiting
     rejections = _answered(functools.partial(_publish_once, attempted), f"{len(messages)} messages")
@@ -120,8 +123,8 @@ def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:
     )
     while messages:
         with borrowed() as broker:
-            found, messages = send_batch(broker, messages, confirm=confirm)
-        rejections += found
+            more, messages = send_batch(broker, messages, confirm=confirm)
+        rejections += more
     return rejections
 
 
@@ -129,13 +132,15 @@ def _judged(messages: Sequence[TaskMessage], rejections: Sequence[Rejection]) ->
     """Back off from the queues of these rejections, and end the back-off of the other queues."""
     if not rejections and not broker_outage.backoff.has_rejected():
         return []
-    refused = {found.message.queue: found.error for found in rejections}
+    refused = {rejection.message.queue: rejection.error for rejection in rejections}
     for queue, error in refused.items():
         broker_outage.backoff.rejected(queue, error)
     for queue in {message.queue for message in messages} - set(refused):
         broker_outage.backoff.accepted(queue)
     delays = {queue: broker_outage.backoff.remaining(queue) for queue in refused}
-    return [NotAccepted(found.message, delays[found.message.queue]) for found in rejections]
+    return [
+        NotAccepted(rejection.message, delays[rejection.message.queue]) for rejection in rejections
+    ]
 
 
 def eager() -> bool:
@@ -189,15 +194,15 @@ def dispatch_of(
     claimed except a single task as a probe.
     """
     open_now = [
-        one.at_most(number)
-        for one in demands
-        if (number := broker_outage.capacity_of(one.queue)) > 0 and one.limit > 0
+        demand.at_most(number)
+        for demand in demands
+        if (number := broker_outage.capacity_of(demand.queue)) > 0 and demand.limit > 0
     ]
     with dedicated_connection():
         parts = claim.parted(open_now)
-    wanted = sum(one.limit for one in open_now)
+    wanted = sum(demand.limit for demand in open_now)
     for part in parts:
-        want = sum(one.limit for one in part)
+        want = sum(demand.limit for demand in part)
         share = -(-limit * want // wanted)  # rounded up
         wanted -= want
         allowed = share if broker_outage.breaker.closed() else min(share, broker_outage.capacity())
@@ -212,7 +217,7 @@ def dispatch_of(
             done.sent.update(_send(messages))
         limit = max(0, limit - taken)
         if taken >= share:
-            done.cut.update(one.queue for one in part)
+            done.cut.update(demand.queue for demand in part)
 
 
 def dispatch_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> int:
@@ -231,15 +236,12 @@ def _send(messages: Sequence[TaskMessage]) -> Counter[str]:
     """Publish claimed tasks, return refused ones to PENDING, and return how many were accepted of
     each queue.
     """
-    if not messages:
-        return Counter()
-    refused = publish_or_refuse(messages)
+    refused = publish_or_refuse(messages) if messages else ()
     if refused:
         with dedicated_connection():
             broker_outage.return_to_pending(refused)
-    return Counter(message.queue for message in messages) - Counter(
-        one.message.queue for one in refused
-    )
+    sent = Counter(message.queue for message in messages)
+    return sent - Counter(refusal.message.queue for refusal in refused)
 
 
 def publish_or_refuse(messages: Sequence[TaskMessage]) -> Sequence[NotAccepted]:
@@ -283,7 +285,7 @@ def republish(messages: Sequence[TaskMessage]) -> Counter[str]:
         broker_outage.undo_publish([NotAccepted(message, 0.0) for message in messages])
         raise
     broker_outage.undo_publish(refused)
-    return Counter(one.message.queue for one in refused)
+    return Counter(refusal.message.queue for refusal in refused)
 
 
 @dataclass(slots=True)
@@ -320,22 +322,22 @@ def republish_queued(
     Works in several transactions. The audit entry is written before the first one.
     """
     queued = queryset.queued()
-    found = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
+    result = Republished(dict(queued.order_by().values_list("queue").annotate(number=Count("*"))))
     if dry_run:
-        return found
+        return result
     record_start("installation.republish")
     batches.publish_messages_again()
-    total, size = sum(found.queued.values()), conf.settings().BATCH_SIZE
+    total, size = sum(result.queued.values()), conf.settings().BATCH_SIZE
     try:
         for messages in claim.republish_all(queued, size):
             refused = republish(messages)
-            found.published.update(Counter(one.queue for one in messages) - refused)
-            found.rejected += refused
+            result.published.update(Counter(message.queue for message in messages) - refused)
+            result.rejected += refused
             if total > size:
-                progress(f"{found.published.total()} of {total}")
+                progress(f"{result.published.total()} of {total}")
     except BrokerUnavailable as error:
-        found.error = str(error)
-    return found
+        result.error = str(error)
+    return result
 
 
 def publish_claimed_after_commit(messages: Sequence[TaskMessage]) -> None:
@@ -346,8 +348,8 @@ def publish_claimed_after_commit(messages: Sequence[TaskMessage]) -> None:
     schedulers publish them as soon as possible.
     """
     if eager():
-        for one in messages:
-            run_here(one)
+        for message in messages:
+            run_here(message)
         return
     refused = publish_or_refuse(messages)
     if not refused:
@@ -403,8 +405,8 @@ def _publish(
     priorities: Mapping[tuple[str, str], int],
     connection: Callable[[], AbstractContextManager[None]],
 ) -> int:
-    room = broker_outage.capacity()
-    pairs = [pair for pair in priorities if broker_outage.capacity_of(pair[0]) > 0][:room]
+    pairs = [pair for pair in priorities if broker_outage.capacity_of(pair[0]) > 0]
+    pairs = pairs[: broker_outage.capacity()]
     if not pairs:
         return 0
     parts: dict[bool, list[tuple[str, str]]] = {}
@@ -412,27 +414,25 @@ def _publish(
         parts.setdefault(not backpressure.is_unserved(pair[0]), []).append(pair)
     with connection():
         reserved = [
-            one
+            message
             for consumed, part in parts.items()
-            for one in batches.reserve_messages(part, consumed=consumed)
+            for message in batches.reserve_messages(part, consumed=consumed)
         ]
-    messages = [_message(one, priorities[one.queue, one.name]) for one in reserved]
+    messages = [
+        TaskMessage(
+            task_id=uuid.uuid4(),
+            epoch=message.number,
+            number=message.publish_count,
+            name=CARRIER,
+            queue=message.queue,
+            priority=priorities[message.queue, message.name],
+            batch_of=message.name,
+        )
+        for message in reserved
+    ]
     refused = publish_or_refuse(messages) if messages else ()
-    for one in refused:
+    for refusal in refused:
+        pair = (refusal.message.queue, str(refusal.message.batch_of))
         with connection():
-            batches.message_not_published(
-                [(one.message.queue, str(one.message.batch_of))], one.delay
-            )
+            batches.message_not_published([pair], refusal.delay)
     return len(messages) - len(refused)
-
-
-def _message(reserved: ReservedMessage, priority: int) -> TaskMessage:
-    return TaskMessage(
-        task_id=uuid.uuid4(),
-        epoch=reserved.number,
-        number=reserved.publish_count,
-        name=CARRIER,
-        queue=reserved.queue,
-        priority=priority,
-        batch_of=reserved.name,
-    )

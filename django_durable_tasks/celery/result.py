@@ -40,37 +40,42 @@ def described(error: BaseException) -> dict[str, Any] | None:
     """
     kind, names = type(error), conf.settings().SECRET_NAMES
     try:
-        found = {"module": kind.__module__, "name": kind.__qualname__, "args": list(error.args)}
-        if not _fits(found):  # also bounds what is masked: the arguments may contain themselves
+        description = {
+            "module": kind.__module__,
+            "name": kind.__qualname__,
+            "args": list(error.args),
+        }
+        # This also bounds what is masked: the arguments may contain themselves.
+        if not _fits(description):
             return None
-        found["args"] = masked(found["args"], names)
-        return found if _fits(found) else None
+        description["args"] = masked(description["args"], names)
+        return description if _fits(description) else None
     except Exception:  # noqa: BLE001 - code of the exception's class and of its arguments
         return None
 
 
-def _fits(found: Mapping[str, Any]) -> bool:
+def _fits(description: Mapping[str, Any]) -> bool:
     try:
-        encode_result("", found, max_bytes=ERROR_MAX_BYTES, max_depth=JSON_MAX_DEPTH)
+        encode_result("", description, max_bytes=ERROR_MAX_BYTES, max_depth=JSON_MAX_DEPTH)
     except (UnserializableResult, ResultTooLarge):
         return False
     return True
 
 
-def rebuilt(found: Mapping[str, Any] | None) -> Exception | None:
+def rebuilt(description: Mapping[str, Any] | None) -> Exception | None:
     """Return the exception that ``described`` encoded; None if its class is not loaded here or has
     another signature.
 
     Nothing is imported. A caller that catches the class has imported it.
     """
-    if found is None:
+    if description is None:
         return None
-    kind: Any = sys.modules.get(found["module"])
-    for part in found["name"].split("."):
+    kind: Any = sys.modules.get(description["module"])
+    for part in description["name"].split("."):
         kind = getattr(kind, part, None)
     if not isinstance(kind, type) or not issubclass(kind, Exception):
         return None
-    args = tuple(found["args"])
+    args = tuple(description["args"])
     try:
         error = kind(*args)
     except Exception:  # noqa: BLE001 - a class of the project's, whose signature is not known
@@ -208,16 +213,31 @@ class DurableResult(AsyncResult):
         WouldWaitForever at once if nothing can run the task while the caller waits, and Celery's
         RuntimeError inside a task.
         """
-        _check_options(on_message, options)
+        if on_message is not None:
+            raise InvalidOption(
+                "on_message=... receives the messages of a result backend, and a durable task's"
+                " result is in its row: use callback=... for the result, or on_interval=... for"
+                " each look at the row."
+            )
+        unknown = sorted(options.keys() - _OF_BACKENDS)
+        if unknown:
+            raise TypeError(f"get() has no option {', '.join(unknown)}.")
         if disable_sync_subtasks:
             assert_will_not_block()
         deadline, pause = None if timeout is None else time.monotonic() + timeout, _FIRST_LOOK
         while True:
             row = self._rows().first()
             if row is not None and row.status in TERMINAL:
-                return self._ended(row, propagate, callback)
-            if row is None:
-                self._raise_of_earlier_steps()
+                value = self._value(row)
+                if propagate and isinstance(value, BaseException):
+                    raise value
+                if callback is not None:
+                    callback(self.id, value)
+                return value
+            parent = self.parent if row is None else None
+            if parent is not None and not isinstance(parent.backend, DisabledBackend):
+                # If an earlier step of a Celery chain failed, this task will not be created.
+                self._maybe_reraise_parent_error()
             self._check_that_it_can_end(row)
             if on_interval is not None:
                 on_interval()
@@ -227,21 +247,6 @@ class DurableResult(AsyncResult):
             pause = min(2 * pause, interval)
 
     wait = get
-
-    def _ended(self, row: Task, propagate: bool, callback: Callable[[str, Any], Any] | None) -> Any:
-        value = self._value(row)
-        if propagate and isinstance(value, BaseException):
-            raise value
-        if callback is not None:
-            callback(self.id, value)
-        return value
-
-    def _raise_of_earlier_steps(self) -> None:
-        """Raise the error of an earlier step of a Celery chain, because this task will not be
-        created then.
-        """
-        if self.parent is not None and not isinstance(self.parent.backend, DisabledBackend):
-            self._maybe_reraise_parent_error()
 
     def _check_that_it_can_end(self, row: Task | None) -> None:
         if row is None:
@@ -288,18 +293,6 @@ class DurableResult(AsyncResult):
 
     def forget(self) -> None:
         """Do nothing: retention deletes finished rows."""
-
-
-def _check_options(on_message: Any, others: Mapping[str, Any]) -> None:
-    if on_message is not None:
-        raise InvalidOption(
-            "on_message=... receives the messages of a result backend, and a durable task's result"
-            " is in its row: use callback=... for the result, or on_interval=... for each look at"
-            " the row."
-        )
-    unknown = sorted(others.keys() - _OF_BACKENDS)
-    if unknown:
-        raise TypeError(f"get() has no option {', '.join(unknown)}.")
 
 
 def _state(row: Task) -> str:

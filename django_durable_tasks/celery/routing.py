@@ -105,18 +105,18 @@ def _bound(app: Any, name: str, route: Mapping[str, Any]) -> str:
     if exchange is None and (key is None or default.exchange.type == "direct"):
         return str(default.name)
     wanted = default.exchange.name if exchange is None else getattr(exchange, "name", exchange)
-    found = queues_reached(wanted, key or "")
-    if len(found) != 1:
+    names = queues_reached(wanted, key or "")
+    if len(names) != 1:
         queues = (
-            f"the queues {', '.join(sorted(found))} are"
-            if found
+            f"the queues {', '.join(sorted(names))} are"
+            if names
             else "no queue of CELERY_TASK_QUEUES is"
         )
         raise UnknownQueue(
             f"CELERY_TASK_ROUTES sends {name} to exchange {wanted!r} with routing key {key!r}, to"
             f" which {queues} bound. A durable task has one queue: name it in the route."
         )
-    return _known(app, name, found[0])
+    return _known(app, name, names[0])
 
 
 def queues_reached(exchange: str, key: str) -> list[str]:
@@ -127,30 +127,21 @@ def queues_reached(exchange: str, key: str) -> list[str]:
     """
     if not exchange:
         return [key] if key else []
+
+    def delivers(bound: Any) -> bool:
+        if bound.exchange is None or bound.exchange.name != exchange:
+            return False
+        kind, pattern = bound.exchange.type, bound.routing_key or ""
+        if kind == "direct":
+            return bool(pattern == key)
+        is_match = kind == "topic" and _topic(pattern).fullmatch(f".{key}")
+        return kind == "fanout" or bool(is_match)
+
     return [
         str(queue.name)
         for queue in current_app.amqp.queues.values()
-        if _reaches(queue, exchange, key)
+        if any(map(delivers, (queue, *(queue.bindings or ()))))
     ]
-
-
-def _reaches(queue: Any, exchange: str, key: str) -> bool:
-    bindings: Iterable[Any] = (queue, *(queue.bindings or ()))
-    return any(
-        bound.exchange is not None
-        and bound.exchange.name == exchange
-        and _matches(bound.exchange.type, bound, key)
-        for bound in bindings
-    )
-
-
-def _matches(kind: str, bound: Any, key: str) -> bool:
-    if kind == "fanout":
-        return True
-    pattern = bound.routing_key or ""
-    if kind == "direct":
-        return bool(pattern == key)
-    return kind == "topic" and _topic(pattern).fullmatch(f".{key}") is not None
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -172,8 +163,8 @@ logger = logging.getLogger("django_durable_tasks.calls")
 
 def queue_at(exchange: Any, routing_key: str | None) -> str | None:
     """Return the queue that a message to this address reaches; None unless it is exactly one."""
-    found = _queues_at(exchange, routing_key)
-    return found[0] if len(found) == 1 else None
+    names = _queues_at(exchange, routing_key)
+    return names[0] if len(names) == 1 else None
 
 
 def _queues_at(exchange: Any, routing_key: str | None) -> list[str]:
@@ -198,10 +189,10 @@ def queue_of_options(options: Mapping[str, Any]) -> str | None:
     )
     if exchange is None and routing_key is None:
         return queue
-    found = _queues_at(exchange, routing_key)
-    if len(found) == 1:
-        return found[0]
-    queues = f"the queues {', '.join(sorted(found))} are" if found else "no queue of task_queues is"
+    names = _queues_at(exchange, routing_key)
+    if len(names) == 1:
+        return names[0]
+    queues = f"the queues {', '.join(sorted(names))} are" if names else "no queue of task_queues is"
     fault = f"exchange={exchange!r}, routing_key={routing_key!r}: {queues} bound to them"
     periodic = (options.get("headers") or {}).get("periodic_task_name")
     if periodic is None:
@@ -218,14 +209,14 @@ def unreachable_beat_entries() -> dict[str, str]:
     """Return the entries of ``beat_schedule`` whose durable task beat cannot call, with the
     reason.
     """
-    found = {}
+    faults = {}
     for name, entry in (current_app.conf.beat_schedule or {}).items():
         if isinstance(entry, Mapping) and registry.find(str(entry.get("task"))) is not None:
             try:
                 queue_of_options(entry.get("options") or {})
             except InvalidOption as fault:
-                found[str(name)] = str(fault)
-    return found
+                faults[str(name)] = str(fault)
+    return faults
 
 
 # The queues that Celery tasks use, to which no message of ``queue_message`` is published.
@@ -250,7 +241,13 @@ def refuse_task_queues(exchange: str, routing_key: str, tenant: str | None = Non
     names = {exchange, *queues_reached(exchange, routing_key)} if exchange else {routing_key}
     patterns = api_queue_patterns(tenant)
     for name in sorted(names):
-        user = user_of(name, configured_queues(), patterns) or _worker_of(name)
+        user = user_of(name, configured_queues(), patterns)
+        if user is None:
+            # Workers that are draining count too.
+            workers = Node.objects.using(database()).alive().filter(kind=NodeKind.WORKER)
+            rows = workers.values_list("name", "queues")
+            worker = next((worker for worker, queues in rows if name in queues), None)
+            user = None if worker is None else f"a queue of the worker {worker}"
         if user is not None:
             place = f"exchange {exchange!r}" if exchange else f"queue {routing_key!r}"
             raise InvalidTarget(
@@ -285,25 +282,20 @@ def user_of(name: str, configured: Mapping[str, str], patterns: Iterable[str]) -
     return None
 
 
-def _worker_of(name: str) -> str | None:
-    """Return the live worker that consumes this queue. Workers that are draining count too."""
-    workers = Node.objects.using(database()).alive().filter(kind=NodeKind.WORKER)
-    for worker, queues in workers.values_list("name", "queues"):
-        if name in queues:
-            return f"a queue of the worker {worker}"
-    return None
-
-
 def configured_queues() -> dict[str, str]:
     """Return the queues that settings and registered tasks name, with what names each."""
     app = current_app._get_current_object()
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     durable = map(registry.find, registry.names())
+    beat = (app.conf.beat_schedule or {}).values()
     for source, queues in (
         ("CELERY_TASK_QUEUES", (part for pair in app.amqp.queues.items() for part in pair)),
         ("CELERY_TASK_DEFAULT_QUEUE", [app.conf.task_default_queue]),
         ("CELERY_TASK_ROUTES", _routed_queues(app)),
-        ("CELERY_BEAT_SCHEDULE", map(_of_beat, (app.conf.beat_schedule or {}).values())),
+        (
+            "CELERY_BEAT_SCHEDULE",
+            (_queue_of(entry.get("options")) for entry in beat if isinstance(entry, Mapping)),
+        ),
         ("DURABLE_TASKS['HTTP_RETRY_QUEUE']", [conf.settings().HTTP_RETRY_QUEUE]),
         ("DURABLE_TASKS['SCHEDULES']", map(_queue_of, (conf.settings().SCHEDULES or {}).values())),
         ("a task", (getattr(task, "queue", None) for task in app.tasks.values())),
@@ -311,8 +303,8 @@ def configured_queues() -> dict[str, str]:
     ):
         for queue in queues:
             if queue is not None:
-                found.setdefault(str(getattr(queue, "name", queue)), source)
-    return found
+                sources.setdefault(str(getattr(queue, "name", queue)), source)
+    return sources
 
 
 def _routed_queues(app: Any) -> Iterator[Any]:
@@ -321,10 +313,6 @@ def _routed_queues(app: Any) -> Iterator[Any]:
         for table in (getattr(route, "map", {}), getattr(route, "patterns", {})):
             for target in table.values():
                 yield target if isinstance(target, str) else _queue_of(target)
-
-
-def _of_beat(entry: Any) -> Any:
-    return _queue_of(entry.get("options") or {}) if isinstance(entry, Mapping) else None
 
 
 def _queue_of(options: Any) -> Any:

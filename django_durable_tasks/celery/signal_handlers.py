@@ -58,8 +58,18 @@ def on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_
     """Record the failure of a body in this process, or the loss of a child process."""
     token = batch_token(task_id)
     if token is not None:
-        if isinstance(exception, BaseException):
-            _record_batch_in_parent(token, exception, task_id)
+        if not isinstance(exception, BaseException):
+            return
+        here = place(conf.settings().LEASE)
+
+        def write() -> int:
+            """Mark the runs LOST that a child started from this message and did not end."""
+            with dedicated_connection():
+                return batches.end_runs_of_dead_child(
+                    token, here.node, text_of(exception), here.worker
+                )
+
+        _try_twice(write, task_id)
         return
     options = _options(sender)
     if options is None:
@@ -88,35 +98,30 @@ def on_revoked(
     if envelope is None or expired:
         return
     if terminated:
-        _record_in_parent(
-            envelope,
-            Outcome(kind=EndingKind.REVOKED, error="Revoked and terminated.", error_type="Revoked"),
-        )
+        error = "Revoked and terminated."
+        outcome = Outcome(kind=EndingKind.REVOKED, error=error, error_type="Revoked")
+        _record_in_parent(envelope, outcome)
         return
 
     def write() -> None:
         with dedicated_connection():
-            this = (
-                Task.objects.using(conf.settings().DATABASE)
-                .queued()
-                .filter(pk=envelope.task_id, epoch=envelope.epoch)
-            )
-            operator_actions.cancel(this, reason="REVOKED")
+            queued = Task.objects.using(conf.settings().DATABASE).queued()
+            task = queued.filter(pk=envelope.task_id, epoch=envelope.epoch)
+            operator_actions.cancel(task, reason="REVOKED")
 
     _try_twice(write, envelope.celery_id)
 
 
-def on_unknown(message: Any = None, name: str = "", id: str = "", **_: Any) -> None:
+def on_unknown(message: Any = None, name: str = "", **_: Any) -> None:
     """Return a task to PENDING whose name this worker has not registered.
 
     Its code was removed, or a deployment is under way.
     """
     headers = getattr(message, "headers", None) or {}
     envelope = parse(headers.get(HEADER))
-    if envelope is None:
-        return
-    delay = process_state.of(RefusedTasks).delay(name)
-    _return_unknown(envelope, worker_repairs.batch_names_of(headers), delay)
+    if envelope is not None:
+        delay = process_state.of(RefusedTasks).delay(name)
+        _return_unknown(envelope, worker_repairs.batch_names_of(headers), delay)
 
 
 class RefusedTasks:
@@ -171,11 +176,11 @@ def on_worker_starting(sender: Any = None, **_: Any) -> None:
     sender.app.steps["consumer"].add(RefuseUnknown)
 
 
-def on_rejected(message: Any = None, exc: Any = None, **_: Any) -> None:
+def on_rejected(message: Any = None, **_: Any) -> None:
     """Treat a message that the worker rejected like one of an unknown task."""
     headers = getattr(message, "headers", None) or {}
     if headers.get(HEADER):
-        on_unknown(message=message, name=str(headers.get("task")), id=str(headers.get("id")))
+        on_unknown(message=message, name=str(headers.get("task")))
 
 
 def on_internal_error(
@@ -293,20 +298,21 @@ def _outcome_in_parent(
 ) -> Outcome:
     # Celery 5.6 reports the exit of a child as SystemExit.
     if isinstance(exception, (WorkerLostError, SystemExit)):
-        kind, error = EndingKind.CRASHED, text_of(exception)
         return Outcome(
-            kind=kind, error=error, error_type="WorkerLostError", exception=described(exception)
+            kind=EndingKind.CRASHED,
+            error=text_of(exception),
+            error_type="WorkerLostError",
+            exception=described(exception),
         )
     outcome = outcome_of(exception, options)
-    if isinstance(exception, TimeLimitExceeded):
-        if process_runs.has_returned(envelope.task_id, envelope.epoch + 1):
-            # No failure of the function, which returned in time.
-            error = f"The success was not recorded within the time limit of {exception}"
-            return replace(outcome, kind=EndingKind.CRASHED, error=error, traceback="")
-        return replace(
-            outcome, error=f"TimeLimitExceeded: the run was killed after {exception}", traceback=""
-        )
-    return outcome
+    if not isinstance(exception, TimeLimitExceeded):
+        return outcome
+    if process_runs.has_returned(envelope.task_id, envelope.epoch + 1):
+        # No failure of the function, which returned in time.
+        error = f"The success was not recorded within the time limit of {exception}"
+        return replace(outcome, kind=EndingKind.CRASHED, error=error, traceback="")
+    error = f"TimeLimitExceeded: the run was killed after {exception}"
+    return replace(outcome, error=error, traceback="")
 
 
 def _record_in_parent(envelope: Envelope, outcome: Outcome) -> None:
@@ -322,17 +328,6 @@ def _record_in_parent(envelope: Envelope, outcome: Outcome) -> None:
             )
 
     _try_twice(write, envelope.celery_id)
-
-
-def _record_batch_in_parent(token: bytes, exception: BaseException, celery_id: str) -> None:
-    """Mark the runs LOST that a child process started from this batch message and did not end."""
-    here = place(conf.settings().LEASE)
-
-    def write() -> int:
-        with dedicated_connection():
-            return batches.end_runs_of_dead_child(token, here.node, text_of(exception), here.worker)
-
-    _try_twice(write, celery_id)
 
 
 def _try_twice(write: Callable[[], Any], celery_id: str) -> None:

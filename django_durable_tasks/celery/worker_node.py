@@ -181,21 +181,19 @@ class _Clock:
         """Return the last measurement in seconds. Every sixth call measures again."""
         if self._beats % _MEASURED_EVERY == 0:
             self._skew = clock.skew()
-            self._log_if_grown(abs(self._skew or 0.0))
+            difference = abs(self._skew or 0.0)
+            if difference <= conf.SKEW_MAX:
+                self._logged = 0.0
+            elif difference > 1.5 * self._logged:
+                self._logged = difference
+                logger.error(
+                    "The clock of this host is %.1f s from the database's (at most %g s are"
+                    " allowed).",
+                    self._skew,
+                    conf.SKEW_MAX,
+                )
         self._beats += 1
         return self._skew
-
-    def _log_if_grown(self, difference: float) -> None:
-        bound = conf.SKEW_MAX
-        if difference <= bound:
-            self._logged = 0.0
-        elif difference > 1.5 * self._logged:
-            self._logged = difference
-            logger.error(
-                "The clock of this host is %.1f s from the database's (at most %g s are allowed).",
-                self._skew,
-                bound,
-            )
 
 
 class _WorkerReport:
@@ -228,34 +226,31 @@ class _WorkerReport:
         if connection is not None and connection is not self._connection:
             self._reconnections += self._connection is not None
             self._connection = connection
-        outages, names = self._reconnections, self._names()
+        report = NodeReport(
+            started=process_runs.last_start(),
+            broker_outages=self._reconnections,
+            names=self._names(),
+        )
         if connection is None:
-            return NodeReport(started=time.monotonic(), broker_outages=outages, names=names)
+            return replace(report, started=time.monotonic())
         try:
             active = list(self._state.active_requests)
             held = held_by_queue(set(self._state.reserved_requests).difference(active))
         except RuntimeError:  # the consumer changed the set while we read it
-            return NodeReport(
-                started=process_runs.last_start(), broker_outages=outages, names=names
-            )
+            return report
         self._busy = len(active) if len(active) >= self._concurrency else 0
         messages = (prepared_messages.parse(request.id) for request in active)
-        return NodeReport(
+        before, began = self._starts, self._at
+        self._starts, self._at = process_runs.starts(), time.monotonic()
+        return replace(
+            report,
             active=[message.task_id for message in messages if message is not None],
             busy=len(active),
             held=held,
-            starts=self._starts_per_second(),
+            starts=max(0, self._starts - before) / max(self._at - began, 0.001),
             mixed=worker_repairs.mixed.recent(),
             queues=self._queues(),
-            started=process_runs.last_start(),
-            broker_outages=outages,
-            names=names,
         )
-
-    def _starts_per_second(self) -> float:
-        before, began = self._starts, self._at
-        self._starts, self._at = process_runs.starts(), time.monotonic()
-        return max(0, self._starts - before) / max(self._at - began, 0.001)
 
     def _queues(self) -> list[str] | None:
         """Return the queues that are consumed now: the remote control can change them."""
@@ -278,13 +273,13 @@ def held_by_queue(requests: Iterable[Any]) -> Counter[str]:
     """Return the number of these requests of tasks by the queue from which they were consumed, and
     of the others under an empty name.
     """
-    found = Counter[str]()
+    held = Counter[str]()
     for request in requests:
         of_task = prepared_messages.parse(request.id) is not None
-        found.update(
+        held.update(
             (worker_repairs.batch_names_of(request.request_dict) if of_task else ()) or ("",)
         )
-    return found
+    return held
 
 
 def place(lease: float, queues: tuple[str, ...] = ()) -> RunLocation:

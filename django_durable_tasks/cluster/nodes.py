@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import django
-from django.db.models import F, Max, Q
+from django.db.models import F, Max, Q, QuerySet
 
 from django_durable_tasks import __version__, conf
 from django_durable_tasks.models import Node, NodeKind, SchedulerLease
@@ -44,53 +44,49 @@ def longest_term(seconds: float) -> float:
     return max(LONGEST, 3 * seconds)
 
 
-def _insert_row(name: str) -> bool:
-    """Insert the lease row of a new region; returns False if it exists. Safe in a race."""
-    rows = SchedulerLease.objects.using(database())
-    if rows.filter(name=name).exists():
-        return False
-    rows.bulk_create([SchedulerLease(name=name, expires_at=LONG_EXPIRED)], ignore_conflicts=True)
-    return True
-
-
 def take_lease(holder: uuid.UUID, seconds: float) -> int | None:
     """Take the lease if it has expired, or expires later than any lease can by the database's
     clock; return the new term, or None if it is valid.
     """
-    name = lease_name()
-    if not _taken(name, holder, seconds) and not (
-        _insert_row(name) and _taken(name, holder, seconds)
-    ):
-        return None
-    own = SchedulerLease.objects.using(database()).filter(name=name, holder=holder)
-    term: int | None = own.values_list("term", flat=True).first()
+    leases = SchedulerLease.objects.using(database())
+    lease = leases.filter(name=lease_name())
+    invalid = Q(expires_at__lt=DatabaseNow()) | Q(expires_at__gt=after(longest_term(seconds)))
+
+    def take() -> bool:
+        taken = lease.filter(invalid).update(
+            holder=holder,
+            term=F("term") + 1,
+            acquired_at=DatabaseNow(),
+            expires_at=after(seconds),
+        )
+        return bool(taken)
+
+    if not take():
+        if lease.exists():
+            return None
+        # A new region. Another scheduler may insert the row, and take it, at the same time.
+        new = SchedulerLease(name=lease_name(), expires_at=LONG_EXPIRED)
+        leases.bulk_create([new], ignore_conflicts=True)
+        if not take():
+            return None
+    term: int | None = lease.filter(holder=holder).values_list("term", flat=True).first()
     return term
 
 
-def _taken(name: str, holder: uuid.UUID, seconds: float) -> bool:
-    invalid = Q(expires_at__lt=DatabaseNow()) | Q(expires_at__gt=after(longest_term(seconds)))
-    ended = SchedulerLease.objects.using(database()).filter(invalid, name=name)
-    return bool(
-        ended.update(
-            holder=holder, term=F("term") + 1, acquired_at=DatabaseNow(), expires_at=after(seconds)
-        )
-    )
+def _own_lease(holder: uuid.UUID, term: int) -> QuerySet[SchedulerLease]:
+    leases = SchedulerLease.objects.using(database())
+    return leases.filter(name=lease_name(), holder=holder, term=term)
 
 
 def renew_lease(holder: uuid.UUID, term: int, seconds: float) -> bool:
     """Extend the lease of this holder and term; returns False if it has expired or was taken."""
-    own = SchedulerLease.objects.using(database()).filter(
-        name=lease_name(), holder=holder, term=term
-    )
-    return bool(own.filter(expires_at__gte=DatabaseNow()).update(expires_at=after(seconds)))
+    valid = _own_lease(holder, term).filter(expires_at__gte=DatabaseNow())
+    return bool(valid.update(expires_at=after(seconds)))
 
 
 def resign_lease(holder: uuid.UUID, term: int) -> bool:
     """Let the lease of this holder and term expire now, so that another scheduler can take it."""
-    own = SchedulerLease.objects.using(database()).filter(
-        name=lease_name(), holder=holder, term=term
-    )
-    return bool(own.update(expires_at=after(-1)))
+    return bool(_own_lease(holder, term).update(expires_at=after(-1)))
 
 
 # A reader counts consecutive reads in which a heartbeat counter did not change. It never compares
@@ -142,42 +138,39 @@ class NodeReport:
 
     def columns(self) -> dict[str, Any]:
         """Return the reported values as columns of the Node row."""
-        reported: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "skew": self.skew,
             "draining": self.draining,
             "keeps_to_shards": self.keeps_to_shards,
             "broker_outages": self.broker_outages,
-            "rejected_queues": None if self.rejected_queues is None else dict(self.rejected_queues),
-            "failing": None
-            if self.failing is None
-            else [dict(one) for one in self.failing[:SHOWN]],
+            "index_state": self.index_state and self.index_state[:TOLD_MAX],
+            "wakeups_state": self.wakeups_state and self.wakeups_state[:TOLD_MAX],
+            "last_scan_at": _ago(self.scanned),
+            "last_start_at": _ago(self.started),
         }
-        for name, state in (
-            ("index_state", self.index_state),
-            ("wakeups_state", self.wakeups_state),
-        ):
-            reported[name] = None if state is None else state[:TOLD_MAX]
+        if self.rejected_queues is not None:
+            columns["rejected_queues"] = dict(self.rejected_queues)
+        if self.failing is not None:
+            columns["failing"] = [dict(step) for step in self.failing[:SHOWN]]
         if self.active is not None:
-            number = len(self.active) if self.busy is None else self.busy
-            reported["active"] = {
-                "number": number,
-                "ids": [str(one) for one in self.active[:SHOWN]],
+            columns["active"] = {
+                "number": len(self.active) if self.busy is None else self.busy,
+                "ids": [str(task_id) for task_id in self.active[:SHOWN]],
                 "held": dict(self.held),
                 "starts": round(self.starts, 1),
                 "mixed": sorted(self.mixed),
             }
         if self.queues is not None:
-            reported["queues"] = list(self.queues)
+            columns["queues"] = list(self.queues)
+        if self.shards is not None:
+            columns["shards"] = sorted(self.shards)
         if self.names is not None:
             names = sorted(self.names)
-            reported["names"], reported["names_digest"] = names, names_digest(names)
+            columns |= {"names": names, "names_digest": names_digest(names)}
         if self.clock_step is not None:
-            reported["clock_step"] = self.clock_step.seconds
-            reported["clock_step_at"] = _ago(self.clock_step.noticed)
-        if self.shards is not None:
-            reported["shards"] = sorted(self.shards)
-        reported["last_scan_at"], reported["last_start_at"] = _ago(self.scanned), _ago(self.started)
-        return {name: value for name, value in reported.items() if value is not None}
+            columns["clock_step"] = self.clock_step.seconds
+            columns["clock_step_at"] = _ago(self.clock_step.noticed)
+        return {name: value for name, value in columns.items() if value is not None}
 
 
 _NOTHING = NodeReport()
@@ -217,11 +210,8 @@ def schedulers() -> dict[uuid.UUID, frozenset[int] | None]:
     """Return the running schedulers of this region that do not drain, each with the shards it is
     restricted to.
     """
-    rows = (
-        here()
-        .filter(kind=NodeKind.SCHEDULER, draining=False)
-        .values_list("pk", "shards", "keeps_to_shards")
-    )
+    running = here().filter(kind=NodeKind.SCHEDULER, draining=False)
+    rows = running.values_list("pk", "shards", "keeps_to_shards")
     return {node: frozenset(shards or ()) if keeps else None for node, shards, keeps in rows}
 
 

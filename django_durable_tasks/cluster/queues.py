@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,8 +78,8 @@ def _operated(paused_at: Any) -> dict[str, Any]:
 def _pause_of(name: str) -> dict[str, Any]:
     """Return the pause of a queue for the audit entry, and lock its row."""
     rows = locked_for_change(QueueControl.objects.using(database()).filter(name=name))
-    found = rows.values("paused_at", "paused_by", "reason").first()
-    return {"paused": found is not None and found["paused_at"] is not None} | (found or {})
+    row = dict[str, Any](rows.values("paused_at", "paused_by", "reason").first() or {})
+    return {"paused": row.get("paused_at") is not None, **row}
 
 
 COUNTED = 10_000
@@ -134,22 +135,25 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     reads no ended task. BLOCKED tasks are not counted.
     """
     facts: dict[str, dict[str, Any]] = {name: {} for name in named}
-    published, republished = tasks().queued(), Q(publish_count__gt=1)
+    for queue, pending, due, head in waiting(now):
+        facts.setdefault(queue, {}).update(pending=pending, due=due, head=head)
+    waiting_for_limit = tasks().waiting_for_limit().order_by().values_list("queue", flat=True)
+    for queue, limited in Counter(waiting_for_limit[:COUNTED]).items():
+        facts.setdefault(queue, {})["limited"] = limited
+    controls = QueueControl.objects.using(database())
     counted: tuple[Any, ...] = (
-        _waiting(now),
         _by_queue(
-            published,
+            tasks().queued(),
             queued=Count("*"),
-            unanswered=Count("publish_count", filter=republished),
+            unanswered=Count("publish_count", filter=Q(publish_count__gt=1)),
             published=Min("updated_at"),
         ),
-        _limited(),
         _by_queue(
             tasks().running().with_over(),
             running=Count("*"),
             late=Count("pk", filter=Q(expected_duration__isnull=False, over__lt=now)),
         ),
-        QueueControl.objects.using(database()).values(
+        controls.values(
             "paused_at",
             "paused_by",
             "reason",
@@ -160,43 +164,32 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
         ),
     )
     names = conf.settings().SECRET_NAMES
-    for row in (row for rows in counted for row in rows):
+    for row in itertools.chain(*counted):
         if "reason" in row:  # every interface shows what this function returns
             row["reason"] = masked_text(row["reason"], names)
         facts.setdefault(row.pop("queue"), {}).update(row)
-    for node in (
-        Node.objects.using(database())
-        .alive()
-        .only("kind", "draining", "queues", "concurrency", "rejected_queues")
-    ):
+    nodes = Node.objects.using(database()).alive()
+    for node in nodes.only("kind", "draining", "queues", "concurrency", "rejected_queues"):
         for queue, reason in (node.rejected_queues or {}).items():
             facts.setdefault(queue, {})["rejected"] = str(reason)
         if node.kind != NodeKind.WORKER or node.draining:
             continue
         for queue in node.queues:
             seen = facts.setdefault(queue, {})
-            seen.update(
-                workers=seen.get("workers", 0) + 1,
-                concurrency=seen.get("concurrency", 0) + node.concurrency,
-            )
+            seen["workers"] = seen.get("workers", 0) + 1
+            seen["concurrency"] = seen.get("concurrency", 0) + node.concurrency
     return [_depth(queue, seen, now) for queue, seen in sorted(facts.items())]
 
 
-def _limited() -> list[dict[str, Any]]:
-    """Return how many tasks of each queue wait for a limit; reads at most COUNTED rows."""
-    found = tasks().waiting_for_limit().order_by().values_list("queue", flat=True)[:COUNTED]
-    return [{"queue": queue, "limited": number} for queue, number in Counter(found).items()]
-
-
-def totals(found: Sequence[Depth]) -> dict[str, tuple[int, bool]]:
+def totals(depths: Sequence[Depth]) -> dict[str, tuple[int, bool]]:
     """Return the number of PENDING, QUEUED and RUNNING tasks of these queues, and whether it is
     exact: a queue with COUNTED tasks may have more.
     """
-    exact = all(depth.pending < COUNTED for depth in found)
+    exact = all(depth.pending < COUNTED for depth in depths)
     return {
-        "PENDING": (sum(depth.pending for depth in found), exact),
-        "QUEUED": (sum(depth.queued for depth in found), True),
-        "RUNNING": (sum(depth.running for depth in found), True),
+        "PENDING": (sum(depth.pending for depth in depths), exact),
+        "QUEUED": (sum(depth.queued for depth in depths), True),
+        "RUNNING": (sum(depth.running for depth in depths), True),
     }
 
 
@@ -207,62 +200,50 @@ def shown_count(number: int) -> str:
 
 def shown_total(numbers: Iterable[int]) -> str:
     """Return the sum of these numbers, with a plus sign if one of them reached COUNTED."""
-    found = list(numbers)
-    return f"{sum(found)}{'+' if any(number >= COUNTED for number in found) else ''}"
-
-
-def waiting(now: datetime) -> list[tuple[str, int, int, datetime]]:
-    """Return the PENDING and due tasks of each queue, and when its first task is due."""
-    return [(row["queue"], row["pending"], row["due"], row["head"]) for row in _waiting(now)]
+    counts = list(numbers)
+    return f"{sum(counts)}{'+' if any(number >= COUNTED for number in counts) else ''}"
 
 
 @verb
-def _waiting(now: datetime) -> list[dict[str, Any]]:
-    """Return the PENDING and due tasks of each queue, and when the first one is due."""
-    come = Count("due_at", filter=Q(due_at__lte=now))
-    rows = list(_by_queue(tasks().pending(), pending=Count("*"), due=come, head=Min("due_at")))
+def waiting(now: datetime) -> list[tuple[str, int, int, datetime]]:
+    """Return the PENDING and due tasks of each queue, and when its first task is due."""
+    due = Count("due_at", filter=Q(due_at__lte=now))
+    rows = _by_queue(tasks().pending(), pending=Count("*"), due=due, head=Min("due_at"))
     return [
-        {**row, "pending": min(row["pending"], COUNTED), "due": min(row["due"], COUNTED)}
+        (row["queue"], min(row["pending"], COUNTED), min(row["due"], COUNTED), row["head"])
         for row in rows
     ]
 
 
-@_waiting.on(POSTGRESQL)
-def _waiting_up_to_counted(now: datetime) -> list[dict[str, Any]]:
+@waiting.on(POSTGRESQL)
+def _waiting_up_to_counted(now: datetime) -> list[tuple[str, int, int, datetime]]:
     first = heads()
     rows = read(sql("waiting"), {"queues": sorted(first), "now": now, "limit": COUNTED})
-    found = {
-        queue: {"queue": queue, "pending": pending, "due": due, "head": first[queue]}
-        for queue, pending, due in rows
-    }
-    for queue, pending, due, head in _waiting_for_batches(now):
-        row = found.setdefault(queue, {"queue": queue, "pending": 0, "due": 0, "head": head})
-        row["pending"] = min(row["pending"] + pending, COUNTED)
-        row["due"] = min(row["due"] + due, COUNTED)
-        row["head"] = min(row["head"], head)
-    return list(found.values())
+    counts = {queue: (pending, due, first[queue]) for queue, pending, due in rows}
+    batch_heads = batches.batch_heads(now)
+    if batch_heads:
+        of_batches: dict[str, datetime] = {}
+        for head in batch_heads:
+            of_batches[head.queue] = min(head.due_at, of_batches.get(head.queue, head.due_at))
+        parameters = {
+            "queues": [head.queue for head in batch_heads],
+            "names": [head.name for head in batch_heads],
+            "now": now,
+            "limit": COUNTED,
+        }
+        # One row for each queue and task name.
+        for queue, pending, due in read(sql("waiting_batches"), parameters):
+            before = counts.get(queue, (0, 0, of_batches[queue]))
+            counts[queue] = (
+                min(before[0] + pending, COUNTED),
+                min(before[1] + due, COUNTED),
+                min(before[2], of_batches[queue]),
+            )
+    return [(queue, *count) for queue, count in counts.items()]
 
 
-def _waiting_for_batches(now: datetime) -> list[tuple[str, int, int, datetime]]:
-    """Return the same for each queue and task name with tasks that wait for a batch."""
-    names = batches.batch_heads(now)
-    if not names:
-        return []
-    parameters = {
-        "queues": [one.queue for one in names],
-        "names": [one.name for one in names],
-        "now": now,
-        "limit": COUNTED,
-    }
-    rows = read(sql("waiting_batches"), parameters)
-    first: dict[str, datetime] = {}
-    for one in names:
-        first[one.queue] = min(one.due_at, first.get(one.queue, one.due_at))
-    return [(queue, pending, due, first[queue]) for queue, pending, due in rows]
-
-
-def _by_queue(question: TaskQuerySet, **counts: Any) -> Any:
-    return question.order_by().values("queue").annotate(**counts)
+def _by_queue(queryset: TaskQuerySet, **counts: Any) -> Any:
+    return queryset.order_by().values("queue").annotate(**counts)
 
 
 def _depth(queue: str, seen: dict[str, Any], now: datetime) -> Depth:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -59,12 +60,12 @@ def recent_clock_step(nodes_: Iterable[Node], now: datetime) -> Node | None:
     """Return the node that noticed the last step of the database's clock, if that was less than
     CLOCK_STEP_SHOWN ago.
     """
-    found = [
+    steps = [
         (node.clock_step_at, node.pk, node)
         for node in nodes_
         if node.clock_step_at is not None and node.clock_step_at > now - CLOCK_STEP_SHOWN
     ]
-    return max(found)[2] if found else None
+    return max(steps)[2] if steps else None
 
 
 def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
@@ -73,53 +74,38 @@ def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
     A worker is judged only if it has free processes, does not drain, and serves a queue that is not
     paused.
     """
-    found, idle = dict[uuid.UUID, str](), list[tuple[Node, float]]()
+    reasons, idle = dict[uuid.UUID, str](), list[tuple[Node, float]]()
     for node in candidates:
-        if is_silent(node, now) or node.draining:
+        if is_silent(node, now) or node.draining or node.versions is None:
+            continue  # an older release does not report when it last did work
+        is_scheduler = node.kind == NodeKind.SCHEDULER
+        worked_at = node.last_scan_at if is_scheduler else node.last_start_at
+        still = (now - max(worked_at or node.started_at, node.started_at)).total_seconds()
+        if still <= STALLED_AFTER:
             continue
-        still = _seconds_without_work(node, now)
-        if still is None or still <= STALLED_AFTER:
-            continue
-        if node.kind == NodeKind.SCHEDULER:
-            found[node.pk] = f"it has not polled for due tasks for {ago(still)}"
-        elif _has_free_processes(node):
+        if is_scheduler:
+            reasons[node.pk] = f"it has not polled for due tasks for {ago(still)}"
+        elif node.active is not None and int(node.active.get("number", 0)) < node.concurrency:
             idle.append((node, still))
     waiting = _waiting_since(now) if idle else {}
     for node, still in idle:
         queue = next((name for name in node.queues if name in waiting), None)
         if queue is not None:
-            found[node.pk] = (
+            reasons[node.pk] = (
                 f"it has free processes and has started no task for {ago(still)}, though tasks wait"
                 f" published in queue {queue} since {ago((now - waiting[queue]).total_seconds())}"
             )
-    return found
-
-
-def _seconds_without_work(node: Node, now: datetime) -> float | None:
-    """Return the seconds since the node last did work; None if its release does not report this."""
-    if node.versions is None:
-        return None
-    last = node.last_scan_at if node.kind == NodeKind.SCHEDULER else node.last_start_at
-    return (now - max(last or node.started_at, node.started_at)).total_seconds()
-
-
-def _has_free_processes(node: Node) -> bool:
-    return node.active is not None and int(node.active.get("number", 0)) < node.concurrency
+    return reasons
 
 
 def _waiting_since(now: datetime) -> dict[str, datetime]:
     """Return the queues with tasks that were published and not started for STALLED_AFTER seconds,
     each with the oldest time.
     """
-    long_ago = now - timedelta(seconds=STALLED_AFTER)
-    paused = (
-        QueueControl.objects.using(database())
-        .filter(paused_at__isnull=False)
-        .values_list("name", flat=True)
-    )
+    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
     # A worker without a connection to the broker reports a start just now and is not judged.
-    published = tasks().queued().filter(updated_at__lt=long_ago)
-    waiting = published.exclude(queue__in=list(paused)).order_by()
+    published = tasks().queued().filter(updated_at__lt=now - timedelta(seconds=STALLED_AFTER))
+    waiting = published.exclude(queue__in=list(paused.values_list("name", flat=True))).order_by()
     return dict(waiting.values_list("queue").annotate(since=Min("updated_at")))
 
 
@@ -132,40 +118,36 @@ class NodeHealth:
     fault: str
 
 
-def vitals(question: NodeQuerySet) -> list[NodeHealth]:
+def vitals(queryset: NodeQuerySet) -> list[NodeHealth]:
     """Judge the newest node of each kind and name. A process that was restarted has an older row
     too.
     """
-    newest = {
-        (node.kind, node.name): node for node in question.using(database()).order_by("started_at")
-    }
-    now, running = (
-        database_now(),
-        {(node.kind, node.host) for node in newest.values() if node.stopped_at is None},
-    )
+    rows = queryset.using(database()).order_by("started_at")
+    newest = {(node.kind, node.name): node for node in rows}
+    now = database_now()
+    running = {(node.kind, node.host) for node in newest.values() if node.stopped_at is None}
     # Skip a stopped node if a node of the same kind runs on its host. It may be the replacement
     # under another name, because names may contain a process id.
     judged = [
         node
-        for node in newest.values()
+        for _, node in sorted(newest.items())
         if node.stopped_at is None or (node.kind, node.host) not in running
     ]
-    found = sorted(judged, key=lambda node: (node.kind, node.name))
-    still = stalled([node for node in found if node.stopped_at is None], now)
-    return [_vital(node, now, still.get(node.pk, "")) for node in found]
+    stalls = stalled([node for node in judged if node.stopped_at is None], now)
 
+    def health(node: Node) -> NodeHealth:
+        since = ago((now - node.last_seen_at).total_seconds())
+        if node.declared_dead:
+            return NodeHealth(node, "dead", f"it was declared dead, last seen {since} ago")
+        if node.stopped_at is not None:
+            return NodeHealth(node, "left", "it has left")
+        if is_silent(node, now):
+            return NodeHealth(node, "silent", f"it was last seen {since} ago")
+        if node.pk in stalls:
+            return NodeHealth(node, "stalled", stalls[node.pk])
+        return NodeHealth(node, "draining" if node.draining else "alive", "")
 
-def _vital(node: Node, now: datetime, stall: str) -> NodeHealth:
-    since = ago((now - node.last_seen_at).total_seconds())
-    if node.declared_dead:
-        return NodeHealth(node, "dead", f"it was declared dead, last seen {since} ago")
-    if node.stopped_at is not None:
-        return NodeHealth(node, "left", "it has left")
-    if is_silent(node, now):
-        return NodeHealth(node, "silent", f"it was last seen {since} ago")
-    if stall:
-        return NodeHealth(node, "stalled", stall)
-    return NodeHealth(node, "draining" if node.draining else "alive", "")
+    return [health(node) for node in judged]
 
 
 # Reads the state of the whole installation: leader, nodes, queues, limits and connections. Writes
@@ -238,15 +220,13 @@ def overview(known: Collection[str]) -> Overview:
     """
     now = database_now()
     lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
-    alive_nodes = list(Node.objects.using(database()).alive().order_by("kind", "name"))
+    alive = list(Node.objects.using(database()).alive().order_by("kind", "name"))
     return Overview(
         now=now,
         depths=queues.depths(now),
-        nodes=alive_nodes,
-        stalled=stalled(alive_nodes, now),
-        leader=next(
-            (node for node in alive_nodes if lease is not None and node.pk == lease.holder), None
-        ),
+        nodes=alive,
+        stalled=stalled(alive, now),
+        leader=next((node for node in alive if lease and node.pk == lease.holder), None),
         term=lease.term if lease else 0,
         led_until=lease.expires_at if lease else None,
         dead_letters=operator_actions.open_letters(),
@@ -255,24 +235,18 @@ def overview(known: Collection[str]) -> Overview:
         quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
         unknown=_unknown(known),
         limits=operator_limits.limits_with_waiting_tasks(),
-        connections_needed=connections_needed(alive_nodes),
+        connections_needed=connections_needed(alive),
         connections_allowed=_connections_allowed(),
     )
 
 
 def _unknown(known: Collection[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    numbers = Counter[str]()
     # Each has an index of its own.
     for waiting in (tasks().published_alone(), tasks().waiting_for_batch(), tasks().queued()):
-        unregistered = (
-            waiting.exclude(name__in=list(known))
-            .order_by()
-            .values_list("name")
-            .annotate(number=Count("*"))
-        )
-        for name, number in unregistered:
-            found[name] = found.get(name, 0) + number
-    return dict(sorted(found.items()))
+        unregistered = waiting.exclude(name__in=list(known)).order_by().values_list("name")
+        numbers.update(dict(unregistered.annotate(number=Count("*"))))
+    return dict(sorted(numbers.items()))
 
 
 def connections_needed(all_nodes: Sequence[Node]) -> int:
@@ -308,6 +282,13 @@ def _connections_allowed_by_mysql() -> int | None:
     return int(read("SELECT @@max_connections", {})[0][0])
 
 
+_SHOWN_FIELDS = tuple(
+    {field.name for field in fields(TaskSituation)}
+    & {field.name for field in Task._meta.concrete_fields}
+)
+"""The fields of a task that its explanation uses as they are."""
+
+
 def situation(task: Task, *, known: bool, has_batches: bool = False) -> tuple[TaskSituation, bool]:
     """Return the task with the state that its explanation needs, and whether there is a leader.
 
@@ -320,29 +301,25 @@ def situation(task: Task, *, known: bool, has_batches: bool = False) -> tuple[Ta
     alive = list(Node.objects.using(database()).alive().filter(last_seen_at__gte=seen))
     leases = SchedulerLease.objects.using(database()).filter(expires_at__gt=now)
     led = leases.filter(name=lease_name()).exists()
-    found = TaskSituation(
+    batch_message = None
+    if task.in_batch:
+        messages = BatchMessage.objects.using(database()).filter(queue=task.queue, name=task.name)
+        due_at, count = messages.values_list("due_at", "publish_count").first() or (None, 0)
+        batch_message = None if due_at is None else OutstandingMessage(due_at, count)
+    lost = TaskExecutionLog.objects.using(database()).filter(task_id=task.pk, status=LogStatus.LOST)
+    situation = TaskSituation(
         now=now,
-        status=task.status,
-        queue=task.queue,
-        name=task.name,
-        due_at=task.due_at,
-        lease_until=task.lease_until,
-        started_at=task.started_at,
-        expires_at=task.expires_at,
-        overdue=_is_overdue(task, now),
+        **{name: getattr(task, name) for name in _SHOWN_FIELDS},
+        overdue=task.status == Status.RUNNING
+        and task.expected_duration is not None
+        and task.started_at is not None
+        and now - task.started_at > task.expected_duration,
         held=task.is_waiting,
         limited=operator_limits.why(task),
         cancel_requested=task.cancel_requested_at is not None,
-        attempts=task.attempts,
-        failures=task.failures,
-        max_attempts=task.max_attempts,
-        crashes=task.crashes,
-        in_batch=task.in_batch,
-        batch_message=_outstanding_message(task) if task.in_batch else None,
-        alone_after_crash=has_batches and not task.in_batch and _was_lost(task),
-        publish_count=task.publish_count,
+        batch_message=batch_message,
+        alone_after_crash=has_batches and not task.in_batch and lost.exists(),
         unresolved=task.unresolved_dependencies_count,
-        reason=task.reason,
         paused=pause is not None,
         paused_by=pause.paused_by if pause else "",
         pause_reason=pause.reason if pause else "",
@@ -352,22 +329,4 @@ def situation(task: Task, *, known: bool, has_batches: bool = False) -> tuple[Ta
         and config.limits_in_force().lacks_worker(task.name, task.queue),
         known=known,
     )
-    return found, led
-
-
-def _is_overdue(task: Task, now: datetime) -> bool:
-    if task.expected_duration is None or task.started_at is None:
-        return False
-    return task.status == Status.RUNNING and now - task.started_at > task.expected_duration
-
-
-def _outstanding_message(task: Task) -> OutstandingMessage | None:
-    """Return the batch message of the name and queue of this task that no worker has received."""
-    messages = BatchMessage.objects.using(database()).filter(queue=task.queue, name=task.name)
-    due_at, count = messages.values_list("due_at", "publish_count").first() or (None, 0)
-    return None if due_at is None else OutstandingMessage(due_at, count)
-
-
-def _was_lost(task: Task) -> bool:
-    logs = TaskExecutionLog.objects.using(database()).filter(task_id=task.pk)
-    return bool(logs.filter(status=LogStatus.LOST).exists())
+    return situation, led

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from django_durable_tasks import durable_task
 from django_durable_tasks.celery.task import DurableTask
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, Task
-from tests.delivery import trace, trace_batches
-from tests.factories import QUEUE, a_task
+from tests.delivery import run_task, trace
+from tests.factories import a_task
 from tests.project.observed import SLOWLY, Stubborn
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,15 +50,6 @@ def tenanted(self: Any, number: int, schema: str = "") -> str:
     return f"{schema} {self(number - 1, schema='inner')}" if number else schema
 
 
-def _wrapper(error: Exception | None) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if error is not None:
-            raise error
-        return "from a wrapper"
-
-    return call
-
-
 @durable_task(max_attempts=2, **SLOWLY)
 def wrapped() -> str:
     """Is wrapped by another package in some tests."""
@@ -79,9 +69,7 @@ def fresh() -> None:
 
 
 def test_an_overridden_call_gets_the_arguments_and_runs_the_function_once() -> None:
-    row = a_task(Status.QUEUED, name=tenanted.name, args=[1], kwargs={"schema": "acme"})
-    trace(row)
-    row.refresh_from_db()
+    row = run_task(tenanted, 1, kwargs={"schema": "acme"})
     assert (row.status, row.result, row.attempts) == (Status.SUCCESS, "ACME INNER", 1)
     assert [call[0] for call in calls] == ["mixin", "function", "mixin", "function"]
     assert calls[1] == ("function", 1, "ACME", str(row.pk))
@@ -107,9 +95,7 @@ def test_an_overridden_call_is_called_in_eager_mode_and_by_direct_calls() -> Non
 
 
 def test_an_error_of_an_overridden_call_is_counted_and_becomes_a_dead_letter() -> None:
-    row = a_task(Status.QUEUED, name=tenanted.name, args=[1], max_attempts=1)
-    trace(row)
-    row.refresh_from_db()
+    row = run_task(tenanted, 1, max_attempts=1)
     assert (row.status, row.attempts, row.failures) == (Status.FAILED, 1, 1)
     assert DeadLetter.objects.get(task=row).error_message == "KeyError: 'schema'"
     assert 'kwargs.pop("schema")' in row.executions.get().traceback
@@ -141,21 +127,16 @@ def test_headers_of_a_message_cannot_pretend_that_the_gate_accepted_it() -> None
 def test_what_a_wrapper_around_the_gate_does_is_an_attempt(
     monkeypatch: pytest.MonkeyPatch, task: Any, error: Exception | None, status: str, reason: str
 ) -> None:
-    kind: Any = type(current_app.tasks[task.name])
-    monkeypatch.setattr(kind, "__call__", _wrapper(error))
-    in_batch = task is wrapped_batch
-    row = a_task(
-        Status.PENDING if in_batch else Status.QUEUED, name=task.name, args=[], in_batch=in_batch
-    )
-    if in_batch:
-        trace_batches(task.name, QUEUE)
-    else:
-        trace(row)
-    row.refresh_from_db()
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if error is not None:
+            raise error
+        return "from a wrapper"
+
+    monkeypatch.setattr(type(current_app.tasks[task.name]), "__call__", call)
+    row = run_task(task)
     assert (row.status, row.reason, row.attempts) == (status, reason, 1)
     assert row.executions.count() == 1
-    if error is None:
-        assert row.result == "from a wrapper"
+    assert row.result == (None if error else "from a wrapper")
 
 
 def test_a_message_whose_task_is_not_durable_in_this_worker_is_returned() -> None:
@@ -228,23 +209,21 @@ def test_wrappers_see_the_exception_and_frames_of_the_function_and_pools_can_sen
         try:
             return original(self, *args, **kwargs)
         except Exception as error:
-            cause = error.__cause__
             frames = "".join(traceback.format_exception(error))
-            classes = [type(one).__name__ for one in (error, cause) if one is not None]
-            seen.append((" from ".join(classes), "in _raise" in frames))
+            causes = [error, error.__cause__] if error.__cause__ else [error]
+            names = [type(cause).__name__ for cause in causes]
+            seen.append((" from ".join(names), "in _raise" in frames))
             raise
 
     monkeypatch.setattr(class_of_task, "__call__", watched)
-    in_batch = task is raises_in_batch
-    status = Status.PENDING if in_batch else Status.QUEUED
-    row = a_task(status, name=task.name, args=[kind], in_batch=in_batch, max_attempts=1)
-    if in_batch:
-        trace_batches(task.name, QUEUE)
-    else:
+    if task is raises:
+        row = a_task(Status.QUEUED, name=task.name, args=[kind], max_attempts=1)
         sent = pickle.loads(pickle.dumps(trace(row)[0]))  # noqa: S301 - our own object
         assert not isinstance(sent.exception, MemoryError)
+        row.refresh_from_db()
+    else:
+        row = run_task(task, kind, max_attempts=1)
     assert seen == [(name, True)]
-    row.refresh_from_db()
     assert row.status == Status.FAILED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -32,6 +33,7 @@ from tests.http_servers import Listener, answer, answering, listening
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "django_durable_tasks.http_callback"
+ONE, TWO = "https://one.example.com/", "https://two.example.com/"
 GIVEN = {
     "HTTP_ALLOW": ["127.0.0.0/8"],
     "HTTP_PORTS": [80, 443, *range(32_768, 61_000)],
@@ -68,6 +70,18 @@ def _fail(url: str, times: int = 1) -> None:
     for _ in range(times):
         with pytest.raises(Exception, match="reached"):
             deliver(_queued(url))
+
+
+def _open(url: str) -> None:
+    for _ in range(3):
+        endpoints.failed(url.rstrip("/"), 1, "no answer")
+
+
+def _claim() -> list[str]:
+    """Claim all that is due, and return the URLs."""
+    rows = claim.claim(Task.objects.all()[0].queue, database_now(), 100, uuid.uuid4())
+    ids = [row.task_id for row in rows]
+    return sorted(task.kwargs["url"] for task in Task.objects.filter(pk__in=ids))
 
 
 def _is_held(task: Task) -> bool:
@@ -114,15 +128,12 @@ def test_after_the_pause_one_task_probes_and_a_success_closes_the_breaker(
     server: Listener,
 ) -> None:
     url = server.url()
-    for _ in range(3):
-        endpoints.failed(url.rstrip("/"), 1, "no answer")
+    _open(url)
     assert _is_held(_queued(url))
     _pass_time(url)
-    held: list[bool] = []
     probe, other = _queued(url), _queued(url)
     assert not endpoints.postpone(probe.pk, probe.epoch), "it is the probe"
-    held.append(_is_held(other))
-    assert held == [True]
+    assert _is_held(other)
     assert other.due_at is not None
     assert other.due_at - database_now() < timedelta(seconds=6)
     Endpoint.objects.unguarded().update(probe_until=None)
@@ -142,17 +153,19 @@ def test_a_failed_probe_doubles_the_pause(closed: str) -> None:
     assert timedelta(seconds=50) < row.open_until - database_now() < timedelta(seconds=61)
 
 
-def test_an_overloaded_answer_opens_the_breaker_and_another_error_does_not() -> None:
-    for status, opens in (("503 Service Unavailable", True), ("500 Internal Server Error", False)):
-        with listening(answering(answer(status))) as server:
-            url = server.url()
-            for _ in range(3):
-                with pytest.raises(Exception, match="answered 50"):
-                    deliver(_queued(url))
-            assert Endpoint.objects.filter(open_until__isnull=False).exists() is opens
-            if opens:
-                assert _is_held(_queued(url))
-        Endpoint.objects.unguarded().all().delete()
+@pytest.mark.parametrize(
+    ("status", "opens"), [("503 Service Unavailable", True), ("500 Internal Server Error", False)]
+)
+def test_an_overloaded_answer_opens_the_breaker_and_another_error_does_not(
+    status: str, opens: bool
+) -> None:
+    with listening(answering(answer(status))) as server:
+        url = server.url()
+        for _ in range(3):
+            with pytest.raises(Exception, match="answered 50"):
+                deliver(_queued(url))
+        assert Endpoint.objects.filter(open_until__isnull=False).exists() is opens
+        assert not opens or _is_held(_queued(url))
 
 
 def test_a_tenant_cannot_divide_an_endpoint_and_the_project_can(
@@ -176,61 +189,51 @@ def test_a_tenant_cannot_divide_an_endpoint_and_the_project_can(
     assert Endpoint.objects.count() == 1
 
 
-def test_the_limit_of_an_endpoint_holds_for_its_tasks(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"HTTP_ENDPOINT_CONCURRENCY": 2}
-    for host in ("one", "two"):
-        for _ in range(4):
-            http_callback.schedule(url=f"https://{host}.example.com/")
-    assert not Task.objects.queued().exists(), "a limited task is not published at once"
-    queue = Task.objects.all()[0].queue
-    claimed = claim.claim(queue, database_now(), 100, uuid.uuid4())
-    keys = sorted(Task.objects.queued().values_list("limit_key", flat=True))
-    assert len(claimed) == 4
-    assert keys == ["https://one.example.com"] * 2 + ["https://two.example.com"] * 2
+@pytest.mark.parametrize(
+    ("given", "of_one", "of_two"),
+    [
+        ({"HTTP_ENDPOINT_CONCURRENCY": 2}, 2, 2),
+        ({"LIMITS": {f"key:{ONE.rstrip('/')}": {"max_concurrency": 1}}}, 1, 4),
+    ],
+    ids=["of each endpoint", "of one endpoint"],
+)
+def test_the_limit_of_an_endpoint_holds_for_its_tasks(
+    settings: Any, given: dict[str, Any], of_one: int, of_two: int
+) -> None:
+    settings.DURABLE_TASKS = given
+    for url in (ONE, TWO) * 4:
+        http_callback.schedule(url=url)
+    if "LIMITS" not in given:
+        assert not Task.objects.queued().exists(), "a limited task is not published at once"
+    _claim()
+    keys = Counter(Task.objects.queued().values_list("limit_key", flat=True))
+    assert keys == {ONE.rstrip("/"): of_one, TWO.rstrip("/"): of_two}
 
 
 def _claimed() -> list[str]:
     """Claim what is due, as a scheduler that has just read the limits, and return the URLs."""
     process_state.of(RecentLimits).expire()
-    now = database_now()
-    release.release_waiting(now, 100)
-    rows = claim.claim(Task.objects.all()[0].queue, now, 100, uuid.uuid4())
-    ids = [row.task_id for row in rows]
-    return sorted(task.kwargs["url"] for task in Task.objects.filter(pk__in=ids))
+    release.release_waiting(database_now(), 100)
+    return _claim()
 
 
 def test_tasks_of_an_open_endpoint_are_not_claimed_and_one_is_after_the_pause() -> None:
-    broken, other = "https://one.example.com/", "https://two.example.com/"
-    for _ in range(3):
-        endpoints.failed(broken.rstrip("/"), 1, "no answer")
-        http_callback.schedule(url=broken)
-        http_callback.schedule(url=other)
+    _open(ONE)
+    for url in (ONE, TWO) * 3:
+        http_callback.schedule(url=url)
     Task.objects.all().unguarded().update(status="PENDING", due_at=DatabaseNow())
-    assert _claimed() == [other] * 3
+    assert _claimed() == [TWO] * 3
     assert _claimed() == []
     parked = Task.objects.pending()
-    assert {(row.kwargs["url"], row.due_at) for row in parked} == {(broken, NEVER)}
+    assert {(row.kwargs["url"], row.due_at) for row in parked} == {(ONE, NEVER)}
     assert "circuit breaker is open" in operator_limits.why(parked[0])
 
-    _pass_time(broken)
-    assert _claimed() == [broken], "it is the probe"
+    _pass_time(ONE)
+    assert _claimed() == [ONE], "it is the probe"
     assert _claimed() == []
 
-    endpoints.succeeded(broken.rstrip("/"))
-    assert _claimed() == [broken] * 2
-
-
-def test_a_limit_of_one_endpoint_holds_for_its_tasks_only(settings: Any) -> None:
-    settings.DURABLE_TASKS = {
-        "LIMITS": {"key:https://one.example.com": {"max_concurrency": 1}},
-    }
-    for host in ("one", "two"):
-        for _ in range(3):
-            http_callback.schedule(url=f"https://{host}.example.com/")
-    queue = Task.objects.all()[0].queue
-    claim.claim(queue, database_now(), 100, uuid.uuid4())
-    keys = sorted(Task.objects.queued().values_list("limit_key", flat=True))
-    assert keys == ["https://one.example.com"] + ["https://two.example.com"] * 3
+    endpoints.succeeded(ONE.rstrip("/"))
+    assert _claimed() == [ONE] * 2
 
 
 def test_a_replay_with_another_url_is_checked_and_belongs_to_the_other_endpoint() -> None:
@@ -249,12 +252,10 @@ def test_a_replay_with_another_url_is_checked_and_belongs_to_the_other_endpoint(
 
 def test_scheduling_again_under_a_key_changes_the_endpoint() -> None:
     later = database_now() + timedelta(hours=1)
-    for host in ("one", "two"):
-        task = http_callback.using(key="hook-7", run_at=later).schedule(
-            url=f"https://{host}.example.com/"
-        )
+    for url in (ONE, TWO):
+        task = http_callback.using(key="hook-7", run_at=later).schedule(url=url)
     assert Task.objects.count() == 1
-    assert task.limit_key == "https://two.example.com"
+    assert task.limit_key == TWO.rstrip("/")
 
 
 def test_a_long_origin_has_a_key_of_its_own() -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -50,9 +50,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "create_missing", False)
 
 
-def test_an_unknown_queue_stops_neither_the_scheduler_nor_other_queues(
-    strict: None,
-) -> None:
+def test_an_unknown_queue_stops_neither_the_scheduler_nor_other_queues(strict: None) -> None:
     lost, row = a_task(queue=NOWHERE, due=-60), a_task()
     Scheduler("one").round()
     assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
@@ -79,33 +77,26 @@ def test_no_task_of_a_rejected_queue_is_claimed_except_one_probe(
 ) -> None:
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 2}
     rows = [a_task(queue=NOWHERE, due=-1) for _ in range(5)]
-    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
-    epochs = _epochs(rows)
-    assert set(epochs.values()) == {rows[0].epoch + 2}
-    assert dispatch(NOWHERE, database_now() + timedelta(hours=1), 5, uuid.uuid4()) == 0
-    assert _epochs(rows) == epochs
-    until(lambda: not broker_outage.backoff.remaining(NOWHERE), within=30)
-    Task.objects.unguarded().update(due_at=DatabaseNow())
-    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 0
-    assert sorted(_epochs(rows).values())[-2:] == [rows[0].epoch + 2, rows[0].epoch + 4]
+    claimed = rows[0].epoch + 2
+
+    def sent(ahead: float = 0.0) -> int:
+        return dispatch(NOWHERE, database_now() + timedelta(hours=ahead), 5, uuid.uuid4())
+
+    def epochs() -> list[int]:
+        return sorted(Task.objects.filter(queue=NOWHERE).values_list("epoch", flat=True))
+
+    def pass_the_delay() -> None:
+        until(lambda: not broker_outage.backoff.remaining(NOWHERE), within=30)
+        Task.objects.unguarded().update(due_at=DatabaseNow())
+
+    assert (sent(), epochs()) == (0, [claimed] * 5)
+    assert (sent(ahead=1), epochs()) == (0, [claimed] * 5)
+    pass_the_delay()
+    assert (sent(), epochs()) == (0, [*[claimed] * 4, claimed + 2])
     current_app.amqp.queues.add(NOWHERE)
-    until(lambda: not broker_outage.backoff.remaining(NOWHERE), within=30)
-    Task.objects.unguarded().update(due_at=DatabaseNow())
-    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 1
-    assert dispatch(NOWHERE, database_now(), 5, uuid.uuid4()) == 4
+    pass_the_delay()
+    assert [sent(), sent()] == [1, 4]
     del current_app.amqp.queues[NOWHERE]
-
-
-def _epochs(rows: list[Task]) -> dict[uuid.UUID, int]:
-    return dict(Task.objects.filter(pk__in=[row.pk for row in rows]).values_list("pk", "epoch"))
-
-
-def test_republishing_reaches_tasks_beside_one_that_cannot_be_published(strict: None) -> None:
-    a_task(Status.QUEUED, queue=NOWHERE, due=-60)
-    row = a_task(Status.QUEUED, due=-1)
-    take_task_messages(QUEUE)
-    Leader().compare()
-    assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
 
 
 def test_a_call_whose_message_cannot_be_published_is_stored_and_raises_nothing(
@@ -119,17 +110,14 @@ def test_a_call_whose_message_cannot_be_published_is_stored_and_raises_nothing(
     row = Task.objects.get(pk=kept.id)
     assert (row.status, row.publish_count) == (Status.PENDING, 0)
     current_app.amqp.queues.add("gone")
-    assert (
-        Task.objects.get(pk=call.delay().id).status == Status.PENDING
-    )  # the fast path of this queue is closed
+    # The fast path of this queue is closed.
+    assert Task.objects.get(pk=call.delay().id).status == Status.PENDING
     assert Task.objects.get(pk=tasks.noop.delay().id).status == Status.QUEUED
 
 
 def test_a_message_that_no_broker_accepts_does_not_increase_the_delay_of_the_next() -> None:
-    row, fresh = (
-        a_task(Status.QUEUED, due=-1, publish_count=5),
-        a_task(Status.QUEUED, due=60, publish_count=1),
-    )
+    row = a_task(Status.QUEUED, due=-1, publish_count=5)
+    fresh = a_task(Status.QUEUED, due=60, publish_count=1)
     broker_outage.breaker.failed()
     with connections.dedicated_connection():
         messages = claim.republish(Task.objects.filter(pk=row.pk), database_now(), 5)
@@ -139,9 +127,8 @@ def test_a_message_that_no_broker_accepts_does_not_increase_the_delay_of_the_nex
     assert (row.status, row.publish_count) == (Status.QUEUED, 5)
     assert row.due_at is not None
     assert row.due_at <= database_now()
-    publisher.publish_claimed(
-        transitions.messages_for(transitions.claimed_tasks(Task.objects.filter(pk=fresh.pk)))
-    )
+    claimed = transitions.claimed_tasks(Task.objects.filter(pk=fresh.pk))
+    publisher.publish_claimed(transitions.messages_for(claimed))
     fresh.refresh_from_db()
     assert (fresh.status, fresh.publish_count) == (Status.PENDING, 0)
 
@@ -281,43 +268,39 @@ def test_heartbeats_of_nodes_are_read_between_jobs_too(monkeypatch: pytest.Monke
 def test_pruning_continues_until_nothing_is_left(settings: Any) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 10, "RETENTION": {"CANCELLED": 0.001}}
     many_tasks(35, Status.CANCELLED)
-    later = database_now() + timedelta(hours=1)
-    prune = Prune()
-    assert all(iter(lambda: prune(later, HeartbeatMonitor()), 0))
+    job, later = Prune(), database_now() + timedelta(hours=1)
+    assert all(iter(lambda: job(later, HeartbeatMonitor()), 0))
     assert not Task.objects.exists()
 
 
-def test_pruning_runs_again_soon_while_it_skips_tasks_that_are_kept(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def prune(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """A job that prunes, an hour from now, and ends its slice after each batch."""
     monkeypatch.setattr("django_durable_tasks.scheduler.jobs._SLICE", 0.0)
+    job, later = Prune(), database_now() + timedelta(hours=1)
+    return lambda: job(later, HeartbeatMonitor())
+
+
+def test_pruning_runs_again_soon_while_it_skips_tasks_that_are_kept(
+    settings: Any, prune: Callable[[], int]
+) -> None:
     settings.DURABLE_TASKS = {"BATCH_SIZE": 5, "RETENTION": {"CANCELLED": 0.001}}
     kept = [a_task(Status.CANCELLED, idempotency_key=f"key {number}") for number in range(15)]
     a_task(Status.CANCELLED)
-    later = database_now() + timedelta(hours=1)
-    prune = Prune()
-    assert all(prune(later, HeartbeatMonitor()) for _ in range(4))  # a page of each kind
+    assert all(prune() for _ in range(4))  # a page of each kind
     assert Task.objects.count() == 16
-    slices = list(iter(lambda: prune(later, HeartbeatMonitor()), 0))
-    assert sum(slices) >= 3  # the other pages of tasks
+    assert sum(iter(prune, 0)) >= 3  # the other pages of tasks
     assert set(Task.objects.values_list("pk", flat=True)) == {row.pk for row in kept}
 
 
 def test_pruning_an_endless_backlog_of_tasks_still_prunes_the_ledger(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
+    settings: Any, prune: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr("django_durable_tasks.scheduler.jobs._SLICE", 0.0)
-    settings.DURABLE_TASKS = {
-        "BATCH_SIZE": 1,
-        "RETENTION": {"CANCELLED": 0.001, "LEDGER": 0.001},
-    }
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 1, "RETENTION": {"CANCELLED": 0.001, "LEDGER": 0.001}}
     many_tasks(10, Status.CANCELLED)
-    row = a_schedule()
-    row.trigger_now()
-    later = database_now() + timedelta(hours=1)
-    prune = Prune()
+    a_schedule().trigger_now()
     for _ in range(4):
-        prune(later, HeartbeatMonitor())
+        prune()
     assert not OccurrenceRecord.objects.exists()
     assert Task.objects.filter(status=Status.CANCELLED).count() == 9
 

@@ -74,43 +74,29 @@ _OF_SETTINGS = (InvalidSetting, ImproperlyConfigured, KeyError)
 _fault = _Fault()
 
 
-@durable_task(name="tests.faults.plain", max_attempts=1, **SLOWLY)
-def plain(number: int) -> int:
+def _plain(number: int) -> int:
     _fault.returned += 1
     return number
 
 
-@durable_task(name="tests.faults.atomic", max_attempts=1, atomic=True, **SLOWLY)
-def atomic(number: int) -> int:
-    _fault.returned += 1
-    return number
-
-
-@durable_task(name="tests.faults.followed", max_attempts=1, **SLOWLY)
-def followed(number: int) -> Any:
+def _followed(number: int) -> Any:
     _fault.returned += 1
     return Schedule(NOOP)
 
 
-@durable_task(name="tests.faults.batched", max_attempts=1, batch=5, **SLOWLY)
-def batched(number: int) -> int:
-    _fault.returned += 1
-    return number
+def _lane(name: str, function: Callable[[int], Any], **options: Any) -> Any:
+    decorate: Any = durable_task
+    return decorate(name=f"tests.faults.{name}", max_attempts=1, **options, **SLOWLY)(function)
 
 
-@durable_task(name="tests.faults.atomic_batched", max_attempts=1, batch=5, atomic=True, **SLOWLY)
-def atomic_batched(number: int) -> int:
-    _fault.returned += 1
-    return number
-
-
-@durable_task(name="tests.faults.followed_batched", max_attempts=1, batch=5, **SLOWLY)
-def followed_batched(number: int) -> Any:
-    _fault.returned += 1
-    return Schedule(NOOP)
-
-
-LANES = [plain, atomic, followed, batched, atomic_batched, followed_batched]
+LANES = [
+    _lane("plain", _plain),
+    _lane("atomic", _plain, atomic=True),
+    _lane("followed", _followed),
+    _lane("batched", _plain, batch=5),
+    _lane("atomic_batched", _plain, batch=5, atomic=True),
+    _lane("followed_batched", _followed, batch=5),
+]
 
 
 @pytest.fixture(autouse=True)

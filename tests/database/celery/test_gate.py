@@ -8,11 +8,12 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from billiard.exceptions import SoftTimeLimitExceeded
-from celery import current_app
+from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+from celery import Celery, current_app, signals
 from celery.exceptions import Ignore
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connection, connections, transaction
@@ -20,15 +21,15 @@ from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import durable_task
-from django_durable_tasks.celery import signal_handlers
-from django_durable_tasks.celery.live_runs import process_runs
-from django_durable_tasks.celery.prepared_messages import HEADER, parse
+from django_durable_tasks.celery import signal_handlers, worker_node
+from django_durable_tasks.celery.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.prepared_messages import parse
 from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import IsolationTooStrict
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.connections import dedicated_connection
 from tests.delivery import deliver
-from tests.factories import a_task
+from tests.factories import NOOP, a_run, a_task
 from tests.project import tasks
 from tests.waiting import until
 
@@ -46,7 +47,6 @@ class Strange(Exception, metaclass=_Strange):
 
 @durable_task(name="tests.gate.strange", give_up_on=(Strange,))
 def strange() -> None:
-    """Raise an exception that cannot be classified."""
     raise ValueError("from the body")
 
 
@@ -79,56 +79,28 @@ def _broken_hook() -> None:
     raise OperationalError("a hook of the user's")
 
 
-def _deliver_to(name: str, message: str) -> Any:
-    task = current_app.tasks[name]
-    task.push_request(
-        id=message,
-        called_directly=False,
-        is_eager=False,
-        args=[],
-        kwargs={},
-        headers={HEADER: message},
-    )
-    try:
-        return task()
-    finally:
-        task.pop_request()
-        process_runs.forget(message)
-
-
 def test_a_message_of_one_task_cannot_start_the_body_of_another_task() -> None:
     row = a_task(Status.QUEUED, name=tasks.noop.name)
+    row.name = tasks.echo.name
     with pytest.raises(Ignore, match="STALE"):
-        _deliver_to(tasks.echo.name, f"{row.pk}.{row.epoch}.1")
+        deliver(row)
     row.refresh_from_db()
-    assert (row.status, row.attempts) == (Status.QUEUED, 0)
+    assert (row.name, row.status, row.attempts) == (tasks.noop.name, Status.QUEUED, 0)
 
 
 @pytest.mark.parametrize(
     "spelled",
     [
-        "",
-        "a.1.1",
-        "{id}.1",
-        "{id}.1.1.1",
-        "{id}.1.x",
-        "{id}.-1.1",
-        "{id}.1.1\n",
-        "\n{id}.1.1",
-        "{{{id}}}.1.1",
-        "{id}.99999999999999999999.1",
-        "{id}.1.12345678901",
-        "urn:uuid:{id}.1.1",
-        7,
-        None,
+        *("", "a.1.1", "{id}.1", "{id}.1.1.1", "{id}.1.x", "{id}.-1.1", "{id}.1.1\n"),
+        *("\n{id}.1.1", "{{{id}}}.1.1", "{id}.99999999999999999999.1", "{id}.1.12345678901"),
+        *("urn:uuid:{id}.1.1", 7, None),
     ],
 )
 def test_only_an_id_in_canonical_form_is_treated_as_ours(spelled: Any) -> None:
-    here = uuid.uuid4()
+    here = str(uuid.uuid4())
     assert parse(f"{here}.1.1") is not None
-    assert (
-        parse(spelled.replace("{id}", str(here)) if isinstance(spelled, str) else spelled) is None
-    )
+    text = spelled.replace("{id}", here) if isinstance(spelled, str) else spelled
+    assert parse(text) is None
 
 
 def test_a_refused_duplicate_of_a_message_does_not_unregister_its_run() -> None:
@@ -211,16 +183,6 @@ def answered() -> Iterator[Any]:
     ours.execute_wrappers.clear()
 
 
-def test_a_start_whose_reply_was_lost_is_read_back_and_runs_once(answered: Any) -> None:
-    row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], on_orphan="DEAD_LETTER")
-    operation = "'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE"
-    lost = answered(operation, OperationalError("cut before the reply"))
-    assert deliver(row) == 3
-    row.refresh_from_db()
-    assert (lost.answered, row.status, row.attempts) == (1, Status.SUCCESS, 1)
-    assert [log.status for log in row.executions.all()] == ["SUCCESS"]
-
-
 @pytest.fixture
 def unreachable() -> Iterator[Callable[[int], list[int]]]:
     """Return a function that makes the first statement on some new connections fail."""
@@ -245,31 +207,29 @@ def unreachable() -> Iterator[Callable[[int], list[int]]]:
     connection_created.disconnect(on_created)
 
 
-def test_a_start_whose_reply_was_lost_is_read_back_after_the_database_has_returned(
-    answered: Any, unreachable: Callable[[int], list[int]]
+@pytest.mark.parametrize("connections_that_fail", [0, 3])
+def test_a_start_whose_reply_was_lost_is_read_back_and_runs_once(
+    answered: Any, unreachable: Callable[[int], list[int]], connections_that_fail: int
 ) -> None:
     row = a_task(Status.QUEUED, name=tasks.add.name, args=[1, 2], on_orphan="DEAD_LETTER")
-    answered(
-        "'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE",
-        OperationalError("cut"),
-    )
-    failed = unreachable(3)
+    operation = "'RUNNING', epoch" if connection.vendor == "postgresql" else "UPDATE"
+    lost = answered(operation, OperationalError("cut before the reply"))
+    failed = unreachable(connections_that_fail)
     assert deliver(row) == 3
     row.refresh_from_db()
-    assert (len(failed), row.status, row.attempts) == (3, Status.SUCCESS, 1)
+    assert (lost.answered, len(failed)) == (1, connections_that_fail)
+    assert (row.status, row.attempts) == (Status.SUCCESS, 1)
+    assert [log.status for log in row.executions.all()] == ["SUCCESS"]
 
 
-def _waiting_for_a_lock(number: int) -> list[int]:
-    """Return the server processes that wait for a lock of this database, if there are at least
-    `number`.
-    """
+def _waiting_for_a_lock(number: int) -> bool:
+    """Return whether so many processes of the server wait for a lock of this database."""
     with connections["witness"].cursor() as cursor:
         cursor.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND"
             " wait_event_type = 'Lock'"
         )
-        found = [pid for (pid,) in cursor.fetchall()]
-    return found if len(found) >= number else []
+        return bool(cursor.fetchone()[0] >= number)
 
 
 @pytest.mark.postgresql
@@ -350,8 +310,46 @@ def test_an_atomic_body_that_outlasts_a_heartbeat_names_the_isolation_level_it_n
         deliver(row)
     connection.close()
     row.refresh_from_db()
-    if level == "READ_COMMITTED":
-        assert (row.status, Group.objects.filter(name="beaten").count()) == (Status.SUCCESS, 1)
-    else:
-        assert (row.status, Group.objects.filter(name="beaten").count()) == (Status.FAILED, 0)
-        assert "Use READ COMMITTED (durable_tasks.E017)" in row.last_error
+    is_fine = level == "READ_COMMITTED"
+    assert row.status == (Status.SUCCESS if is_fine else Status.FAILED)
+    assert Group.objects.filter(name="beaten").exists() == is_fine
+    assert ("Use READ COMMITTED (durable_tasks.E017)" in row.last_error) != is_fine
+
+
+def _return_in_child(row: Task) -> None:
+    """Let a child process share that the function of this run has returned."""
+    live = LiveRun(a_run(row), lease=60.0, timeout=None, worker="worker@host", eager=False)
+    child = os.fork()
+    if not child:
+        process_runs.share_returned(live)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("has_returned", "status", "log", "crashes"),
+    [(False, Status.FAILED, "FAILED", 0), (True, Status.PENDING, "LOST", 1)],
+)
+def test_a_hard_time_limit_is_a_failure_only_before_the_return(
+    has_returned: bool, status: Status, log: str, crashes: int
+) -> None:
+    node = worker_node.place(60).node
+    rows = [a_task(Status.RUNNING, node=node, max_attempts=1, max_crashes=2) for _ in range(2)]
+    row, other = rows
+    _return_in_child(row if has_returned else other)
+    message = f"{row.pk}.{row.epoch - 1}.0"
+    signals.task_failure.send(
+        sender=current_app.tasks[NOOP], task_id=message, exception=TimeLimitExceeded(5)
+    )
+    row.refresh_from_db()
+    assert (row.status, row.executions.get().status, row.crashes) == (status, log, crashes)
+    other.refresh_from_db()
+    assert other.status == Status.RUNNING
+
+
+def test_the_name_of_a_worker_fits_into_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = type("Copy", (worker_node._ThisProcess,), {})
+    monkeypatch.setattr(worker_node, "_ThisProcess", copy)
+    app = Celery("other", set_as_current=False)
+    worker_node.on_worker_init(SimpleNamespace(app=app, hostname="\u00e9" * 300 + "@host"))
+    assert 200 < len(worker_node.place(60).worker.encode()) <= 255

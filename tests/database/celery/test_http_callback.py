@@ -1,4 +1,6 @@
-"""``http_callback``: requests to a real server, their headers, records, retries and dead letters."""
+"""``http_callback``: requests to a real server, their headers, records, retries, replays and dead
+letters, also after unusual answers and errors.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import Workflow, http_callback
 from django_durable_tasks.choices import Status
@@ -28,21 +32,17 @@ from tests.project.tasks import add
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "django_durable_tasks.http_callback"
 KEYS = ["k" * 40, "o" * 40]
+GIVEN = {
+    "HTTP_ALLOW": ["127.0.0.0/8"],
+    "HTTP_PORTS": [80, 443, *range(32_768, 61_000)],
+    "HTTP_SIGNING_KEYS": KEYS,
+}
 
 
 @pytest.fixture(autouse=True)
 def local(settings: Any) -> None:
     """Open the local servers of the tests."""
-    settings.DURABLE_TASKS = {
-        "HTTP_ALLOW": ["127.0.0.0/8"],
-        "HTTP_PORTS": range_of_ports(),
-        "HTTP_SIGNING_KEYS": KEYS,
-    }
-
-
-def range_of_ports() -> list[int]:
-    """Return the ports that the system assigns to the servers of the tests."""
-    return [80, 443, *range(32_768, 61_000)]
+    settings.DURABLE_TASKS = GIVEN
 
 
 @pytest.fixture
@@ -52,27 +52,37 @@ def server() -> Iterator[Listener]:
         yield server
 
 
-def _queued(**kwargs: Any) -> Task:
-    return a_task(Status.QUEUED, name=NAME, kwargs=kwargs, max_attempts=8)
+def _queued(*, max_attempts: int = 8, failures: int = 0, **kwargs: Any) -> Task:
+    return a_task(
+        Status.QUEUED, name=NAME, kwargs=kwargs, max_attempts=max_attempts, failures=failures
+    )
 
 
-def _failed(row: Task) -> Task:
-    """Deliver a message whose attempt fails; return the row afterwards."""
+def _sent(task: Task) -> Task:
+    """Deliver the message of a task; return the task afterwards."""
+    deliver(task)
+    task.refresh_from_db()
+    return task
+
+
+def _failed(task: Task) -> Task:
+    """Deliver a message whose attempt fails; return the task afterwards."""
     with pytest.raises(Exception):  # noqa: B017, PT011 - Celery's Retry, or the failure
-        deliver(row)
-    row.refresh_from_db()
-    return row
+        deliver(task)
+    task.refresh_from_db()
+    return task
+
+
+def _change(task: Task, **fields: Any) -> None:
+    Task.objects.unguarded().filter(pk=task.pk).update(**fields)
+    task.refresh_from_db()
 
 
 def test_a_request_carries_the_body_unchanged_and_the_headers_of_the_task(server: Listener) -> None:
     body = '{"b":1,  "a":"ü"}'
-    task = _queued(url=server.url("/hook?x=1"), body=body, headers={"X-Shop": "7"})
-    deliver(task)
-    task.refresh_from_db()
-    assert (task.status, task.result) == (
-        "SUCCESS",
-        {"status": 200, "body": '{"ok": true}', "truncated": False},
-    )
+    task = _sent(_queued(url=server.url("/hook?x=1"), body=body, headers={"X-Shop": "7"}))
+    result = {"status": 200, "body": '{"ok": true}', "truncated": False}
+    assert (task.status, task.result) == ("SUCCESS", result)
     headers = server.headers()
     assert server.requests[0].startswith(b"POST /hook?x=1 HTTP/1.1\r\n")
     assert server.body() == body.encode()
@@ -142,71 +152,57 @@ def test_a_failed_attempt_waits_at_least_for_the_own_delay_and_the_retry_after()
     with listening(answering(*answers)) as server:
         task = _queued(url=server.url())
         for number in range(4):
-            row = _failed(task)
-            assert (row.status, row.failures) == ("PENDING", number + 1)
-            assert row.due_at is not None
-            waits.append((row.due_at - row.updated_at).total_seconds())
-            changes = {"status": "QUEUED", "epoch": 10 * (number + 2)}
-            Task.objects.unguarded().filter(pk=row.pk).update(**changes)
-            task.refresh_from_db()
-        keys = {server.headers(number)["webhook-id"] for number in range(4)}
-        attempts = [server.headers(number)["durable-attempt"] for number in range(4)]
-    assert keys == {str(task.pk)}
-    assert attempts == ["1", "2", "3", "4"]
-    for wait, (least, most) in zip(
-        waits, [(5, 5.5), (300, 330), (1800 + 7200, 9900), (7200, 7920)], strict=True
-    ):
+            _failed(task)
+            assert (task.status, task.failures) == ("PENDING", number + 1)
+            assert task.due_at is not None
+            waits.append((task.due_at - task.updated_at).total_seconds())
+            _change(task, status="QUEUED", epoch=10 * (number + 2))
+        headers = [server.headers(number) for number in range(4)]
+    assert {sent["webhook-id"] for sent in headers} == {str(task.pk)}
+    assert [sent["durable-attempt"] for sent in headers] == ["1", "2", "3", "4"]
+    bounds = [(5, 5.5), (300, 330), (1800 + 7200, 9900), (7200, 7920)]
+    for wait, (least, most) in zip(waits, bounds, strict=True):
         assert least - 0.01 <= wait <= most + 1
     recorded = DeliveryAttempt.objects.order_by("id")
     assert [(row.outcome, row.status) for row in recorded] == [
-        ("RETRY", 503),
-        ("RETRY", 429),
-        ("RETRY", 500),
-        ("RETRY", 404),
+        ("RETRY", status) for status in (503, 429, 500, 404)
     ]
     assert recorded[1].retry_delay == pytest.approx(waits[1], abs=1)
 
 
 @pytest.mark.parametrize(
-    ("text", "kwargs", "reason", "outcome"),
+    ("answered", "kwargs", "reason", "outcome"),
     [
-        (answer("410 Gone"), {}, "410 Gone", "STOP"),
-        (
-            answer("500 Internal Server Error", webhook_delivery="disable"),
-            {},
-            "webhook-delivery: disable",
-            "STOP",
-        ),
-        (
-            answer("500 Internal Server Error", webhook_delivery="abort-message"),
-            {},
-            "abort-message",
-            "FAILED",
-        ),
-        (answer("302 Found", Location="http://169.254.169.254/"), {}, "Redirects", "FAILED"),
-        (answer("404 Not Found"), {"no_retry_on": ["4xx"]}, "answered 404", "FAILED"),
-        (answer("404 Not Found"), {"retry_on": ["5xx", 429]}, "answered 404", "FAILED"),
+        (("410 Gone",), {}, "410 Gone", "STOP"),
+        (("500 Error", "disable"), {}, "webhook-delivery: disable", "STOP"),
+        (("500 Error", "abort-message"), {}, "abort-message", "FAILED"),
+        (("302 Found",), {}, "Redirects", "FAILED"),
+        (("404 Not Found",), {"no_retry_on": ["4xx"]}, "answered 404", "FAILED"),
+        (("404 Not Found",), {"retry_on": ["5xx", 429]}, "answered 404", "FAILED"),
     ],
 )
 def test_an_answer_that_ends_the_task_opens_a_dead_letter_at_once(
-    text: bytes, kwargs: dict[str, Any], reason: str, outcome: str
+    answered: tuple[str, ...], kwargs: dict[str, Any], reason: str, outcome: str
 ) -> None:
-    with listening(answering(text)) as server:
+    headers: dict[str, Any] = (
+        {"Location": "http://169.254.169.254/"} if reason == "Redirects" else {}
+    )
+    if answered[1:]:
+        headers = {"webhook_delivery": answered[1]}
+    with listening(answering(answer(answered[0], **headers))) as server:
         task = _queued(url=server.url(), **kwargs)
         with pytest.raises(DeliveryFailed, match=reason):
             deliver(task)
         task.refresh_from_db()
     assert (task.status, task.failures) == ("FAILED", 1)
-    letter = DeadLetter.objects.get()
-    assert reason in letter.error_message
+    assert reason in DeadLetter.objects.get().error_message
     assert DeliveryAttempt.objects.get().outcome == outcome
 
 
 def test_the_last_attempt_opens_a_dead_letter() -> None:
     with listening(answering(answer("500 Internal Server Error"))) as server:
-        row = a_task(Status.QUEUED, name=NAME, kwargs={"url": server.url()}, max_attempts=1)
-        row = _failed(row)
-    assert (row.status, row.reason) == ("FAILED", "EXHAUSTED")
+        task = _failed(_queued(url=server.url(), max_attempts=1))
+    assert (task.status, task.reason) == ("FAILED", "EXHAUSTED")
     assert "The endpoint answered 500." in DeadLetter.objects.get().error_message
     attempt = DeliveryAttempt.objects.get()
     assert (attempt.outcome, attempt.retry_delay) == ("FAILED", None)
@@ -243,22 +239,23 @@ def test_a_refused_address_and_a_closed_port_read_the_same_to_the_tenant(
         ({"url": "http://10.0.0.1/"}, "not a public address"),
         ({"url": "ftp://example.com/"}, "must begin with http"),
         ({"url": "http://user:secret@example.com/"}, "user name or a password"),
-        ({"url": "http://example.com/", "method": "TRACE"}, "method='TRACE'"),
-        ({"url": "http://example.com/", "method": "GET", "body": "x"}, "a GET request has none"),
-        ({"url": "http://example.com/", "headers": {"Host": "x"}}, "set by the sender"),
-        ({"url": "http://example.com/", "headers": {"Webhook_Id": "x"}}, "set by the sender"),
-        ({"url": "http://example.com/", "headers": {"X": "a\r\nB: c"}}, "printable ASCII"),
-        ({"url": "http://example.com/", "headers": {"X": "1", "x": "2"}}, "given twice"),
-        ({"url": "http://example.com/", "body": "\ud800"}, "lone surrogate"),
-        ({"url": "http://example.com/", "body": {"a": "\ud800"}}, "lone surrogate"),
-        ({"url": "http://example.com/", "timeout": 61}, "0.1 to 60 seconds"),
-        ({"url": "http://example.com/", "retry_on": [42]}, "contains 42"),
-        ({"url": "http://example.com/", "retry_on": [404], "no_retry_on": ["4xx"]}, "both"),
+        ({"method": "TRACE"}, "method='TRACE'"),
+        ({"method": "GET", "body": "x"}, "a GET request has none"),
+        ({"headers": {"Host": "x"}}, "set by the sender"),
+        ({"headers": {"Webhook_Id": "x"}}, "set by the sender"),
+        ({"headers": {"X": "a\r\nB: c"}}, "printable ASCII"),
+        ({"headers": {"X": "1", "x": "2"}}, "given twice"),
+        ({"body": "\ud800"}, "lone surrogate"),
+        ({"body": {"a": "\ud800"}}, "lone surrogate"),
+        ({"timeout": 61}, "0.1 to 60 seconds"),
+        ({"retry_on": [42]}, "contains 42"),
+        ({"retry_on": [404], "no_retry_on": ["4xx"]}, "both"),
     ],
 )
 def test_a_bad_request_is_refused_when_it_is_scheduled(
     kwargs: dict[str, Any], message: str
 ) -> None:
+    kwargs = {"url": "http://example.com/", **kwargs}
     with pytest.raises(InvalidTarget, match=message):
         http_callback.schedule(**kwargs)
     with pytest.raises(InvalidTarget, match=message):
@@ -291,21 +288,13 @@ def test_a_workflow_sends_the_result_of_another_task(server: Listener) -> None:
     total = workflow.add(add, 1, 2)
     workflow.add(http_callback, url=server.url(), body={"total": total.result}, after=[total])
     workflow.start()
-    deliver(_claimed(add.name))
-    task = _claimed(NAME)
+    for name in (add.name, NAME):
+        task = Task.objects.get(name=name)
+        if task.status != Status.QUEUED:
+            _change(task, status="QUEUED", due_at=task.run_at, unresolved_dependencies_count=0)
+        deliver(task)
     assert task.target_type == "HTTP_CALLBACK"
-    deliver(task)
     assert json.loads(server.body()) == {"total": 3}
-
-
-def _claimed(name: str) -> Task:
-    row: Task = Task.objects.get(name=name)
-    if row.status != Status.QUEUED:
-        Task.objects.unguarded().filter(pk=row.pk).update(
-            status="QUEUED", due_at=row.run_at, unresolved_dependencies_count=0
-        )
-        row.refresh_from_db()
-    return row
 
 
 def test_the_records_are_pruned_with_their_task(server: Listener) -> None:
@@ -316,34 +305,24 @@ def test_the_records_are_pruned_with_their_task(server: Listener) -> None:
     assert (Task.objects.count(), DeliveryAttempt.objects.count()) == (0, 0)
 
 
-def _replayed(task: Task, **edited: Any) -> None:
-    """Replay the task and deliver its message."""
-    assert operator_actions.replay_edited(Task.objects.filter(pk=task.pk), by="ann", **edited) == [
-        task.pk
-    ]
-    _delivered(task)
-
-
 def _delivered(task: Task) -> None:
-    Task.objects.unguarded().filter(pk=task.pk).update(status="QUEUED", due_at=task.run_at)
-    task.refresh_from_db()
+    _change(task, status="QUEUED", due_at=task.run_at)
     deliver(task)
 
 
 def test_an_edited_replay_has_another_id_and_an_unedited_one_keeps_it() -> None:
     with listening(answering(answer("422 Unprocessable"), *3 * [answer()])) as server:
-        task = _queued(url=server.url(), body="a", no_retry_on=[422])
-        _failed(task)
-        _replayed(task, kwargs={**task.kwargs, "body": "b"})
-        Task.objects.unguarded().filter(pk=task.pk).update(status="FAILED")
-        _replayed(task, kwargs=task.kwargs)
-        Task.objects.unguarded().filter(pk=task.pk).update(status="FAILED")
-        _replayed(task, kwargs={**task.kwargs, "body": "c"})
+        task = _failed(_queued(url=server.url(), body="a", no_retry_on=[422]))
+        for edit in ({"body": "b"}, {}, {"body": "c"}):
+            _change(task, status="FAILED")
+            rows, kwargs = Task.objects.filter(pk=task.pk), {**task.kwargs, **edit}
+            assert operator_actions.replay_edited(rows, by="ann", kwargs=kwargs) == [task.pk]
+            _delivered(task)
         sent = [server.headers(number) for number in range(4)]
     ids = [str(task.pk), f"{task.pk}-1", f"{task.pk}-1", f"{task.pk}-2"]
-    assert [one["webhook-id"] for one in sent] == ids
-    assert [one["idempotency-key"] for one in sent] == [f'"{name}"' for name in ids]
-    assert {one["durable-task-id"] for one in sent} == {str(task.pk)}
+    assert [headers["webhook-id"] for headers in sent] == ids
+    assert [headers["idempotency-key"] for headers in sent] == [f'"{name}"' for name in ids]
+    assert {headers["durable-task-id"] for headers in sent} == {str(task.pk)}
 
 
 @pytest.mark.parametrize(("attempts", "suffix"), [(1, "-1"), (0, "")])
@@ -361,26 +340,58 @@ def test_an_edit_of_a_waiting_task_changes_the_id_if_an_attempt_was_started(
 
 
 def test_retries_go_to_their_queue_and_the_last_failure_does_not(settings: Any) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "HTTP_RETRY_QUEUE": "retries"}
+    settings.DURABLE_TASKS = {**GIVEN, "HTTP_RETRY_QUEUE": "retries"}
     with listening(answering(answer("500 Error"))) as server:
-        first = _failed(_queued(url=server.url()))
-        last = _failed(
-            a_task(
-                Status.QUEUED, name=NAME, kwargs={"url": server.url()}, failures=7, max_attempts=8
-            )
-        )
+        first, last = (_failed(_queued(url=server.url(), failures=number)) for number in (0, 7))
     assert (first.status, first.queue, first.attempts) == ("PENDING", "retries", 1)
     assert (last.status, last.queue == first.queue) == ("FAILED", False)
 
 
 def test_a_replay_has_the_same_id_and_a_higher_attempt(server: Listener) -> None:
-    task = _queued(url=server.url())
-    deliver(task)
-    Task.objects.unguarded().filter(pk=task.pk).update(
-        status="QUEUED", due_at=task.run_at, completed_at=None
-    )
-    task.refresh_from_db()
+    task = _sent(_queued(url=server.url()))
+    _change(task, status="QUEUED", due_at=task.run_at, completed_at=None)
     deliver(task)
     first, second = server.headers(0), server.headers(1)
     assert first["idempotency-key"] == second["idempotency-key"]
     assert (first["durable-attempt"], second["durable-attempt"]) == ("1", "2")
+
+
+def test_an_answer_that_grows_when_it_is_encoded_is_cut(settings: Any) -> None:
+    settings.DURABLE_TASKS = {**GIVEN, "RESULT_MAX_BYTES": 2_000}
+    with listening(answering(answer(body=b"a" * 10 + b"\x01" * 4_000))) as server:
+        task = _sent(_queued(url=server.url()))
+    assert task.result is not None
+    assert (task.status, task.result["truncated"]) == ("SUCCESS", True)
+    assert task.result["body"].startswith("aaaaaaaaaa\x01")
+
+
+def test_a_time_limit_while_the_request_is_recorded_causes_no_second_request(
+    server: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = CursorWrapper.execute
+
+    def interrupted(self: CursorWrapper, sql: str, params: Any = None) -> Any:
+        if sql.startswith("INSERT") and DeliveryAttempt._meta.db_table in sql:
+            raise SoftTimeLimitExceeded
+        return execute(self, sql, params)
+
+    monkeypatch.setattr(CursorWrapper, "execute", interrupted)
+    task = _sent(_queued(url=server.url()))
+    assert (task.status, DeliveryAttempt.objects.count()) == ("SUCCESS", 0)
+    assert len(server.requests) == 1
+
+
+def test_an_edited_replay_of_a_step_keeps_its_references() -> None:
+    workflow = Workflow("send-the-sum")
+    total = workflow.add(add, 1, 2)
+    body = {"total": total.result}
+    workflow.add(http_callback, url="http://example.com/", body=body, after=[total])
+    workflow.start()
+    task = Task.objects.get(name=NAME)
+    stored = task.kwargs["body"]
+    _change(task, status="FAILED")
+    kwargs = {**task.kwargs, "url": "http://two.example.com/"}
+    Task.objects.filter(pk=task.pk).replay(by="ann", kwargs=kwargs)
+    task.refresh_from_db()
+    assert task.kwargs == {"url": "http://two.example.com/", "body": stored}
+    assert isinstance(stored, dict), "the reference is resolved when the task starts"

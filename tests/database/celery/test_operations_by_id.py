@@ -1,5 +1,5 @@
-"""``AsyncResult(id)`` and ``revoke(id)``: ids of plain tasks need no database; durable tasks
-support callbacks.
+"""``AsyncResult(id)`` and ``revoke(id)``: ids of plain tasks need no database; durable tasks support
+callbacks. ``get()`` raises at once if the task cannot run while the caller waits.
 """
 
 from __future__ import annotations
@@ -124,3 +124,45 @@ def test_a_revoke_without_terminate_does_not_wait_for_a_reply() -> None:
     with transaction.atomic():
         DurableResult(task_id).revoke(wait=True)
     assert Task.objects.get(pk=task_id).status == "CANCELLED"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("countdown", [0, 60])
+def test_a_result_of_the_open_transaction_raises(form: Any, countdown: int) -> None:
+    result = tasks.add.apply_async((1, 2), countdown=countdown)
+    with pytest.raises(WouldWaitForever, match="captureOnCommitCallbacks"):
+        result.get()
+    with pytest.raises(WouldWaitForever, match="in a transaction that is still open"):
+        form(result.id).get(timeout=60)
+
+
+@pytest.mark.django_db
+def test_the_result_of_a_task_that_ran_in_the_open_transaction_is_returned(
+    settings: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    settings.CELERY_TASK_ALWAYS_EAGER = True
+    with django_capture_on_commit_callbacks(execute=True):
+        result = tasks.add.delay(1, 2)
+    assert result.get() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rolled_back_savepoint_leaves_no_task_to_wait_for() -> None:
+    with transaction.atomic():
+        with transaction.atomic():
+            result = tasks.add.delay(1, 2)
+            transaction.set_rollback(True)
+        with pytest.raises(WouldWaitForever, match="rolled back"):
+            result.get()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("task", "status"), [(tasks.failing, "PENDING"), (tasks.add, "PENDING")])
+def test_in_eager_mode_an_open_task_raises(settings: Any, task: Any, status: str) -> None:
+    settings.CELERY_TASK_ALWAYS_EAGER = True
+    result = task.apply_async(
+        (1, 2)[: 1 + (task is tasks.add)], countdown=60 if task is tasks.add else 0
+    )
+    with pytest.raises(WouldWaitForever, match=f"is {status} and CELERY_TASK_ALWAYS_EAGER is set"):
+        result.get()

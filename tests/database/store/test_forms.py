@@ -477,7 +477,7 @@ def _tasks_under_way() -> Act:
     return lambda: sorted(admission.under_way_of([QUEUE, "other"]))
 
 
-@of("cluster.queues._waiting")
+@of("cluster.queues.waiting")
 def _depths() -> Act:
     _backlog()
     now = database_now()

@@ -1,4 +1,6 @@
-"""Celery's routes select one queue, or are refused with a remedy."""
+"""Celery's routes select one queue, or are refused with a remedy. Messages are counted if workers read
+from the broker to which they are published, by any user.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from celery import Celery, current_app
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
+from django_durable_tasks.celery.broker_connection import is_same_broker
 from django_durable_tasks.celery.routing import queue_of
 from django_durable_tasks.exceptions import UnknownQueue
 
@@ -105,3 +108,29 @@ def test_a_router_receives_the_arguments_of_each_call(app: Celery) -> None:
     assert queue_of(NAME, None, (), {"region": "eu"}) == "cards"
     assert queue_of(NAME, None, ("us",), {}) == "mail"
     assert queue_of(NAME, "video", ("eu",), {}) == "video"
+
+
+ONE = "amqp://writer:one@broker:5672/shop"
+
+
+@pytest.mark.parametrize(
+    ("read", "is_same"),
+    [
+        ("amqp://reader:two@broker/shop", True),
+        ("amqp://broker:5672/shop?heartbeat=10", True),
+        (ONE, True),
+        ("amqp://writer:one@broker:5673/shop", False),
+        ("amqp://writer:one@broker:5672/other", False),
+        ("amqp://writer:one@other:5672/shop", False),
+        ("redis://broker:5672/shop", False),
+        (f"{ONE};amqp://second/shop", False),
+    ],
+)
+def test_only_the_address_of_the_broker_counts(read: str, is_same: bool) -> None:
+    assert is_same_broker(read, ONE) is is_same
+
+
+def test_lists_of_brokers_are_compared_in_any_order() -> None:
+    brokers = ["redis://a:6379/1", "redis://:secret@b/1"]
+    assert is_same_broker("redis://b:6379/1;redis://:secret@a/1", brokers)
+    assert not is_same_broker(brokers[:1], brokers)

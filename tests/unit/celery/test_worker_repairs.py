@@ -1,13 +1,20 @@
-"""A worker knows from which queue each message came, whatever exchange and routing key it had."""
+"""A worker knows from which queue each message came, whatever exchange and routing key it had. With
+threads it does not change its prefetch count after a lost connection.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.concurrency.prefork import TaskPool as Prefork
+from celery.concurrency.thread import TaskPool as Threads
+from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Exchange, Producer, Queue
 
@@ -69,3 +76,32 @@ def test_messages_that_were_not_started_are_counted_by_their_queues(consumed: _C
     consumed.receive("mail.send")
     held = worker_node.held_by_queue(consumed.requests)
     assert held == {"mail": 2, "reports": 1, "": 1}
+
+
+@pytest.mark.parametrize(("pool", "is_kept"), [(Threads, True), (Prefork, False)])
+def test_the_count_is_kept_in_workers_with_threads(pool: type, is_kept: bool) -> None:
+    app = Celery("test", set_as_current=False)
+    app.steps["consumer"].add(worker_repairs.KeepPrefetchCount)
+    consumer = SimpleNamespace(app=app, pool=pool(limit=1))
+    for step in app.steps["consumer"]:
+        if (one := step(consumer)).include_if(consumer):
+            one.start(consumer)
+    assert app.conf.worker_enable_prefetch_count_reduction is not is_kept
+
+
+def test_celery_restores_nothing_while_it_is_disabled() -> None:
+    """The thread that acknowledges would call ``qos.set`` otherwise."""
+    found = list[int]()
+    app = Celery("test", set_as_current=False)
+    consumer = SimpleNamespace(
+        app=app,
+        qos=SimpleNamespace(_mutex=nullcontext(), value=1, set=found.append),
+        _maximum_prefetch_restored=False,
+        _new_prefetch_count=2,
+        max_prefetch_count=8,
+    )
+    Consumer._restore_prefetch_count_after_connection_restart(consumer, None)
+    assert found == [2]
+    app.conf.worker_enable_prefetch_count_reduction = False
+    Consumer._restore_prefetch_count_after_connection_restart(consumer, None)
+    assert found == [2]
