@@ -152,33 +152,25 @@ def fields(text: object, seconds: str = "") -> list[str]:
         )
     word = text.strip().lower()
     if word.startswith("@"):
-        word = _nickname(text, word)
-        seconds = ""
-    found = word.split()
-    _count_fields(text, found, seconds)
-    return [*found[1:], found[0]] if seconds == "FIRST" else found
-
-
-def _nickname(text: str, word: str) -> str:
-    if word in NICKNAMES:
-        return NICKNAMES[word]
-    why = _NOT_NICKNAMES.get(word.split(maxsplit=1)[0], f"known are {', '.join(sorted(NICKNAMES))}")
-    raise InvalidSchedule(f"cron={text!r}: {why}.")
-
-
-def _count_fields(text: str, found: list[str], seconds: str) -> None:
+        if word not in NICKNAMES:
+            known = f"known are {', '.join(sorted(NICKNAMES))}"
+            why = _NOT_NICKNAMES.get(word.split(maxsplit=1)[0], known)
+            raise InvalidSchedule(f"cron={text!r}: {why}.")
+        word, seconds = NICKNAMES[word], ""
     if seconds not in ("", "FIRST", "LAST"):
         raise InvalidSchedule(
             f"seconds={seconds!r}: write FIRST or LAST for the position of the seconds field."
         )
-    if len(found) == (6 if seconds else 5):
-        return
-    hint = ""
-    if len(found) == 6:
-        hint = " If one of them is seconds, give its position: seconds='FIRST' or seconds='LAST'."
-    raise InvalidSchedule(
-        f"cron={text!r}: {len(found)} fields; {'six' if seconds else 'five'} are needed.{hint}"
-    )
+    found = word.split()
+    if len(found) != (6 if seconds else 5):
+        hint = ""
+        if len(found) == 6:
+            position = "seconds='FIRST' or seconds='LAST'"
+            hint = f" If one of them is seconds, give its position: {position}."
+        raise InvalidSchedule(
+            f"cron={text!r}: {len(found)} fields; {'six' if seconds else 'five'} are needed.{hint}"
+        )
+    return [*found[1:], found[0]] if seconds == "FIRST" else found
 
 
 def _item(text: str, number: int, item: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
@@ -230,9 +231,13 @@ def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
 def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> BoundedWallTimes:
     start = setting.anchor.astimezone(zone(setting.zone))
     unit, month = part["every"], part.get("month", 0)
-    wanted = (
-        _parsed_day(unit, part["day"]) if "day" in part else _own_day(unit, month, start.date())
-    )
+    if "day" in part:
+        wanted = _parsed_day(unit, part["day"])
+    elif month:
+        wanted = _Day(start.day)
+    else:
+        first = _span(unit, _index(unit, start.date()), 0)[0]
+        wanted = _Day(start.toordinal() - first + 1)
     rhythm = _Rhythm(unit, part["count"], _index(unit, start.date()), month, wanted, setting.days)
     times = (_second_of_day(part["time"]) if "time" in part else reading(start) % DAY,)
     return BoundedWallTimes(DailyWallTimes(rhythm.days, lambda day: times), reading(start))
@@ -252,21 +257,15 @@ def _chosen(rhythm: _Rhythm, index: int) -> int:
     days = _span(rhythm.unit, index, rhythm.month)
     number, kind = rhythm.wanted
     if kind == "day":
-        fitting = days
-    else:
-        ordered = days if number > 0 else reversed(days)
-        fits = _fits(kind, rhythm.open_days)
-        found = (day for day in ordered if fits(day))
-        return next((day for place, day in enumerate(found, 1) if place == abs(number)), 0)
-    place = number - 1 if number > 0 else len(fitting) + number
-    return fitting[place] if 0 <= place < len(fitting) else 0
-
-
-def _fits(kind: str, open_days: OpenDays) -> Callable[[int], bool]:
+        place = number - 1 if number > 0 else len(days) + number
+        return days[place] if 0 <= place < len(days) else 0
+    ordered = days if number > 0 else reversed(days)
     if kind == "working":
-        return lambda day: open_days.is_open(date.fromordinal(day))
-    weekday = _WEEKDAYS.index(kind)
-    return lambda day: (day - 1) % 7 == weekday
+        fitting = (day for day in ordered if rhythm.open_days.is_open(date.fromordinal(day)))
+    else:
+        weekday = _WEEKDAYS.index(kind)
+        fitting = (day for day in ordered if (day - 1) % 7 == weekday)
+    return next(islice(fitting, abs(number) - 1, None), 0)
 
 
 def _index(unit: str, day: date) -> int:
@@ -283,15 +282,6 @@ def _span(unit: str, index: int, month: int) -> range:
     first = index * _MONTHS_OF[unit] + max(month - 1, 0)
     end = first + (1 if month else _MONTHS_OF[unit])
     return range(*(date(number // 12, number % 12 + 1, 1).toordinal() for number in (first, end)))
-
-
-def _own_day(unit: str, month: int, start: date) -> _Day:
-    """Return the position of the start's day in its period, or in its month if a month was
-    given.
-    """
-    if month:
-        return _Day(start.day)
-    return _Day(start.toordinal() - _span(unit, _index(unit, start), 0)[0] + 1)
 
 
 def _parsed_day(unit: str, day: object) -> _Day:

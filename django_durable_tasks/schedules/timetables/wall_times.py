@@ -253,22 +253,18 @@ class WallTimetable:
         return wall_second is not None and wall_second < landing
 
     def _fire(self, stretch: OffsetPeriod, second: int) -> Fire:
-        return Fire(instant(second), self._remarks(stretch, second))
-
-    def _remarks(self, stretch: OffsetPeriod, second: int) -> tuple[str, ...]:
         shown = second + stretch.offset
         if second == stretch.start and self._jumped(stretch):
-            return (self._gap_remark(stretch.floor, shown),)
+            return Fire(instant(second), (self._gap_remark(stretch.floor, shown),))
         if stretch.floor <= shown < stretch.ceiling:
-            return ()
+            return Fire(instant(second))
         passed = "second" if shown < stretch.floor else "first"
         moment = wall(shown)
-        return (
-            (
-                f"DST overlap: {moment:%H:%M} comes twice on {moment:%Y-%m-%d} in {self.zone}; this"
-                f" is the {passed} pass"
-            ),
+        remark = (
+            f"DST overlap: {moment:%H:%M} comes twice on {moment:%Y-%m-%d} in {self.zone}; this is"
+            f" the {passed} pass"
         )
+        return Fire(instant(second), (remark,))
 
     def _gap_remark(self, floor: int, landing: int) -> str:
         first, last, place = (

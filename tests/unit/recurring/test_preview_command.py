@@ -32,6 +32,11 @@ NEW_YORK = (
     5,
 )
 FRIDAY = ("--start", "2026-11-20T00:00:00Z")
+AUTUMN = (
+    *("--cron", "30 1 * * *", "--timezone", "America/New_York"),
+    *("--start", "2026-11-01T00:00:00Z"),
+)
+WEEKDAYS = ("--calendar", "weekdays", "--roll")
 
 
 def _effective(*words: object) -> list[str]:
@@ -86,12 +91,6 @@ def test_this_test_cannot_access_the_database() -> None:
         connections[DEFAULT_DB_ALIAS].ensure_connection()
 
 
-def test_start_and_end_are_inclusive() -> None:
-    assert _effective("--every", "1h", *FRIDAY, "--end", "2026-11-20T02:00:00Z") == [
-        f"2026-11-20T0{hour}:00:00Z" for hour in range(3)
-    ]
-
-
 def test_ten_fires_are_printed_by_default() -> None:
     assert len(_effective("--every", 90, *FRIDAY)) == 10
     assert len(_effective("--every", "1m", *FRIDAY, "--end", "2026-11-20T00:59:00Z")) == 60
@@ -128,12 +127,38 @@ def test_ten_fires_are_printed_by_default() -> None:
             ("--cron", "30 0 0 * * *", "--seconds", "FIRST"),
             ["2026-11-20T00:00:30Z", "2026-11-21T00:00:30Z"],
         ),
+        (
+            ("--cron", "0 12 * * MON", "--previous"),
+            ["2026-11-16T12:00:00Z", "2026-11-09T12:00:00Z"],
+        ),
+        (("--every", "6h", "--previous"), ["2026-11-19T18:00:00Z", "2026-11-19T12:00:00Z"]),
+        (
+            ("--every", "20h", "--previous", "--anchor", "2026-11-19T01:00:00Z"),
+            ["2026-11-19T21:00:00Z", "2026-11-19T01:00:00Z"],
+        ),
+        (("--every", "1h", "--end", "2026-11-20T00:00:00Z"), ["2026-11-20T00:00:00Z"]),
+        ((*AUTUMN,), ["2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z"]),
+        ((*AUTUMN, "--dst-overlap", "LAST"), ["2026-11-01T06:30:00Z", "2026-11-02T06:30:00Z"]),
+        ((*AUTUMN, "--dst-overlap", "BOTH"), ["2026-11-01T05:30:00Z", "2026-11-01T06:30:00Z"]),
+        ((*NEW_YORK, "--dst-gap", "SKIP"), ["2026-03-07T07:30:00Z", "2026-03-09T06:30:00Z"]),
+        (
+            ("--cron", "0 9 * * SAT,MON", *WEEKDAYS, "SKIP"),
+            ["2026-11-23T09:00:00Z", "2026-11-30T09:00:00Z"],
+        ),
+        (
+            ("--cron", "0 9 * * SAT,MON", *WEEKDAYS, "FOLLOWING"),
+            ["2026-11-23T09:00:00Z", "2026-11-30T09:00:00Z"],
+        ),
+        (
+            ("--cron", "0 9 * * SAT,MON", *WEEKDAYS, "PRECEDING"),
+            ["2026-11-20T09:00:00Z", "2026-11-23T09:00:00Z"],
+        ),
     ],
 )
-def test_every_kind_of_schedule_can_be_described(
+def test_a_schedule_described_by_options_has_these_fires(
     words: tuple[object, ...], fires: list[str]
 ) -> None:
-    assert _effective(*words, *FRIDAY, "--count", 2) == fires
+    assert _effective(*FRIDAY, *words, "--count", 2) == fires
 
 
 def test_a_solar_schedule_can_be_previewed() -> None:
@@ -144,43 +169,6 @@ def test_a_solar_schedule_can_be_previewed() -> None:
     assert (datetime.fromisoformat(sunset) - datetime.fromisoformat(before)).total_seconds() == 600
 
 
-def test_previous_prints_the_fires_before_the_start_the_latest_first() -> None:
-    assert _effective("--cron", "0 12 * * MON", *FRIDAY, "--previous", "--count", 2) == [
-        "2026-11-16T12:00:00Z",
-        "2026-11-09T12:00:00Z",
-    ]
-    assert _effective("--every", "6h", *FRIDAY, "--previous", "--count", 1) == [
-        "2026-11-19T18:00:00Z"
-    ]
-    anchor = ("--anchor", "2026-11-19T01:00:00Z")
-    assert _effective("--every", "20h", *FRIDAY, "--previous", *anchor) == [
-        "2026-11-19T21:00:00Z",
-        "2026-11-19T01:00:00Z",
-    ]
-
-
-def test_the_policies_for_clock_changes_apply() -> None:
-    autumn = (
-        "--cron",
-        "30 1 * * *",
-        "--timezone",
-        "America/New_York",
-        "--start",
-        "2026-11-01T00:00:00Z",
-        "--count",
-        2,
-    )
-    assert _effective(*autumn) == ["2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z"]
-    assert _effective(*autumn, "--dst-overlap", "LAST")[0] == "2026-11-01T06:30:00Z"
-    both = json_of("preview", *autumn, "--dst-overlap", "BOTH")
-    assert ["DST overlap" in " ".join(fire["remarks"]) for fire in both] == [True, True]
-    spring = [word if word != 5 else 2 for word in NEW_YORK]
-    assert _effective(*spring, "--dst-gap", "SKIP") == [
-        "2026-03-07T07:30:00Z",
-        "2026-03-09T06:30:00Z",
-    ]
-
-
 def test_a_clock_change_has_a_badge_in_the_table() -> None:
     lines = durable("preview", *NEW_YORK).out.splitlines()
     assert lines[0].split() == ["NOMINAL", "EFFECTIVE", "LOCAL", "DST"]
@@ -188,29 +176,6 @@ def test_a_clock_change_has_a_badge_in_the_table() -> None:
     assert any(
         line.startswith("  2026-03-08T07:00:00Z  DST gap: 02:30 does not exist") for line in lines
     )
-
-
-@pytest.mark.parametrize(
-    ("roll", "first"),
-    [
-        ("SKIP", "2026-11-23T09:00:00Z"),
-        ("FOLLOWING", "2026-11-23T09:00:00Z"),
-        ("PRECEDING", "2026-11-20T09:00:00Z"),
-    ],
-)
-def test_fires_roll_off_the_weekend(roll: str, first: str) -> None:
-    saturdays = (
-        "--cron",
-        "0 9 * * SAT,MON",
-        *FRIDAY,
-        "--calendar",
-        "weekdays",
-        "--roll",
-        roll,
-        "--count",
-        1,
-    )
-    assert _effective(*saturdays) == [first]
 
 
 def test_a_fire_rolled_from_before_the_start_runs_after_it() -> None:
