@@ -153,13 +153,24 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
 
 
 def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> DurableFunction[..., Any]:
-    _check_names(given)
+    for option in given:
+        if option not in TASK_OPTIONS | _CELERY:
+            remedy = hint(option, TASK_OPTIONS | _CELERY)
+            raise InvalidOption(f"@durable_task has no option {option!r}. {remedy}".rstrip())
     _check_function(function)
-    base = _base(given)
+    base = given.get("base") or DurableTask
+    if not (isinstance(base, type) and issubclass(base, DurableTask)):
+        raise InvalidOption(
+            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of"
+            " Celery's Task."
+        )
     given = endings.with_those_of_base(base, given)
     ours = {key: value for key, value in given.items() if key in TASK_OPTIONS and key != "name"}
     name = given.get("name") or f"{function.__module__}.{function.__name__}"
-    options = task_options(name, ours, {**_defaults(function), **endings.implied_retries(given)})
+    # The project's defaults do not apply to the tasks of this package.
+    is_ours = function.__module__.startswith("django_durable_tasks.")
+    defaults = {} if is_ours else checked_defaults(conf.settings().TASK_DEFAULTS or {})
+    options = task_options(name, ours, {**defaults, **endings.implied_retries(given)})
     signature = signature_of(function, bound=bool(given.get("bind")))
     _check_parameters(function, signature)
     registry.add(Registered(options, signature, function))
@@ -215,23 +226,6 @@ def _check_parameters(function: Callable[..., Any], signature: inspect.Signature
         )
 
 
-def _base(given: Mapping[str, Any]) -> type[DurableTask]:
-    base = given.get("base") or DurableTask
-    if not (isinstance(base, type) and issubclass(base, DurableTask)):
-        raise InvalidOption(
-            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of"
-            " Celery's Task."
-        )
-    return base
-
-
-def _defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the project's defaults; they do not apply to the tasks of this package."""
-    if function.__module__.startswith("django_durable_tasks."):
-        return {}
-    return checked_defaults(conf.settings().TASK_DEFAULTS or {})
-
-
 _built: dict[int, tuple[Any, str]] = {}
 """Names of the tasks created here, by identity. Reading the name of Celery's proxy would resolve
 the Celery app.
@@ -274,10 +268,3 @@ def stray_schedules() -> dict[str, str]:
         for function, schedules in _below.values()
         for schedule, _ in schedules
     }
-
-
-def _check_names(given: Mapping[str, Any]) -> None:
-    for option in given:
-        if option not in TASK_OPTIONS | _CELERY:
-            remedy = hint(option, TASK_OPTIONS | _CELERY)
-            raise InvalidOption(f"@durable_task has no option {option!r}. {remedy}".rstrip())

@@ -12,12 +12,7 @@ from django.dispatch import Signal
 from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Resolution, Status
 from django_durable_tasks.encryption import current_key_id
-from django_durable_tasks.models import (
-    DeadLetter,
-    EndingEvent,
-    Task,
-    TaskExecutionLog,
-)
+from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskExecutionLog
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import DeadLetterQuerySet

@@ -19,13 +19,7 @@ from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, transitions
-from django_durable_tasks.states.decisions import (
-    Budgets,
-    EndingKind,
-    Outcome,
-    Verdict,
-    decide,
-)
+from django_durable_tasks.states.decisions import Budgets, EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.states.transitions import ClaimedTask, Unstarted
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -426,7 +420,8 @@ def _claim(
         # are read again.
         for reread in (False, True):
             ids = release.select_next(waiting, now, limit, usage, reread=reread)
-            claimed = _claim_waiting(ids, node) if ids else []
+            wait = conf.settings().REPUBLISH_AFTER
+            claimed = transitions.claim_these(ids, node, wait, waiting=True) if ids else []
             fit = gate.admit_claimed(in_publishing_order(claimed, now), in_turn=True)
             admitted += fit
             if len(claimed) == len(ids):
@@ -435,7 +430,3 @@ def _claim(
                 usage.add(task.name, task.queue, task.tenant_id, task.limit_key, task.weight)
         gate.close()
     return admitted
-
-
-def _claim_waiting(ids: Sequence[uuid.UUID], node: uuid.UUID) -> list[ClaimedTask]:
-    return transitions.claim_these(ids, node, conf.settings().REPUBLISH_AFTER, waiting=True)

@@ -18,14 +18,7 @@ from django.utils.translation import ngettext, ngettext_lazy
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
-from django_durable_tasks.choices import (
-    OPEN,
-    REPLAYABLE,
-    LogStatus,
-    Resolution,
-    Status,
-    TargetType,
-)
+from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Resolution, Status, TargetType
 from django_durable_tasks.dependencies import replay as dependency_replay
 from django_durable_tasks.dependencies.references import REFERS
 from django_durable_tasks.exceptions import EncryptionError, TransitionRefused
@@ -54,8 +47,7 @@ _NOT_STARTED = Q(status__in=sorted(OPEN - {Status.RUNNING}))
 _BY_OTHER_PAGES = "its pages show waiting tasks, and edit only the arguments of ended ones"
 _RUN_AT = Argument(_("Run at"), _("The earliest start."))
 _Args = Annotated[
-    Sequence[Any] | None,
-    Argument(_("Arguments"), _("A JSON list of the positional arguments.")),
+    Sequence[Any] | None, Argument(_("Arguments"), _("A JSON list of the positional arguments."))
 ]
 _Kwargs = Annotated[
     Mapping[str, Any] | None,
