@@ -10,7 +10,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -130,20 +130,15 @@ def acting(
         outer = _actor.get()
         actor = replace(outer, by=by or outer.by, reason=reason or outer.reason)
     else:
-        actor = AuditActor(source, by, reason, _checked(address), tenant_id)
+        ip: str | None = None
+        with suppress(ValueError):  # it may be that of a socket file
+            ip = str(ipaddress.ip_address((address or "").partition("%")[0]))
+        actor = AuditActor(source, by, reason, ip, tenant_id)
     token = _actor.set(actor)
     try:
         yield
     finally:
         _actor.reset(token)
-
-
-def _checked(address: str | None) -> str | None:
-    """Return the address, or None if it is not an IP address, for example that of a socket file."""
-    try:
-        return str(ipaddress.ip_address((address or "").partition("%")[0]))
-    except ValueError:
-        return None
 
 
 # The columns of a task that an audit entry shows, with masked arguments.
@@ -353,7 +348,7 @@ class AuditRecorder:
         assert self._subject is not None  # noqa: S101 - narrows the type
         object_type, object_id, tenant_id = self._subject
         before, after = dict(self._before), dict(self._after)
-        if self._tasks and object_type == "task" and self._is_only(object_id):
+        if object_type == "task" and [str(task_id) for task_id in self._tasks] == [object_id]:
             return self._of_one_task()
         if self._tasks:
             old, new = self._statuses(self._tasks)
@@ -369,9 +364,6 @@ class AuditRecorder:
                 tenant_id, object_type, object_id, len(self._tasks) or 1, ids, before, after
             )
         ]
-
-    def _is_only(self, object_id: str) -> bool:
-        return [str(task_id) for task_id in self._tasks] == [object_id]
 
     def _of_rows(self) -> list[AuditEntry]:
         found = []
@@ -509,15 +501,14 @@ def of_task(task: Task, limit: int = SHOWN) -> list[AuditEntry]:
     if task.workflow_id is not None:
         about |= Q(object_type="workflow run", object_id=str(task.workflow_id))
     found = list(audit_entries().filter(about).order_by("-pk")[:limit])
-    return sorted([*found, *_sets_with(task, limit)], key=lambda one: -one.pk)[:limit]
-
-
-def _sets_with(task: Task, limit: int) -> list[AuditEntry]:
     sets = audit_entries().of_object("task", "").for_tenant(task.tenant_id).order_by("-pk")
     newest = list(sets.values_list("pk", flat=True)[:SETS_READ])
-    text = Cast("object_ids", TextField())
-    these = audit_entries().filter(pk__in=newest).annotate(ids_as_text=text)
-    return list(these.filter(ids_as_text__contains=str(task.pk)).order_by("-pk")[:limit])
+    these = audit_entries().filter(pk__in=newest)
+    with_task = these.annotate(ids_as_text=Cast("object_ids", TextField())).filter(
+        ids_as_text__contains=str(task.pk)
+    )
+    found += with_task.order_by("-pk")[:limit]
+    return sorted(found, key=lambda entry: -entry.pk)[:limit]
 
 
 def prune_audit(now: datetime, limit: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,25 +18,8 @@ from django.core.signals import setting_changed
 
 from django_durable_tasks.did_you_mean import did_you_mean
 
-# The kinds of settings. The ``help`` of each field is its documentation.
-
-
-def duration(default: float | None, help: str) -> Any:
-    """Return the field of a duration in seconds."""
-    return field(default=default, metadata={"help": help, "kind": "duration"})
-
-
-def count(default: int | None, help: str) -> Any:
-    """Return the field of a whole number of 0 or more."""
-    return field(default=default, metadata={"help": help, "kind": "count"})
-
-
-def value(default: Any, help: str) -> Any:
-    """Return the field of another value."""
-    return field(default=default, metadata={"help": help, "kind": "value"})
-
-
-# Checks of single settings in ``DURABLE_TASKS``; each raises InvalidSetting.
+# Checks of single settings in ``DURABLE_TASKS``; each is called with the key and the value, unless
+# this is None, and raises InvalidSetting.
 
 
 class InvalidSetting(ImproperlyConfigured):
@@ -59,51 +43,43 @@ def checked_seconds(key: str, value: object) -> float | None:
     return float(value)
 
 
-def checked_value(key: str, kind: str, value: Any, default: object) -> Any:
-    """Return the value of a key of this kind: a duration, a count or any value."""
-    if value is None and default is not None:
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is None: leave the key out for its default.")
-    if kind == "duration":
-        return checked_seconds(key, value)
-    if (
-        kind == "count"
-        and value is not None
-        and (isinstance(value, bool) or not isinstance(value, int) or value < 0)
-    ):
+def check_count(key: str, value: object) -> None:
+    """Check that a setting is a whole number of 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidSetting(
             f"DURABLE_TASKS[{key!r}] is {value!r}: give a whole number of 0 or more."
         )
-    return value
 
 
-def check_http(allow: object, ports: object, keys: object) -> None:
-    """Check the types of the settings of HTTP callbacks. The entries of HTTP_ALLOW are checked by
-    their parser.
-    """
-    check_allowed("HTTP_ALLOW", allow, "hosts, host:port or networks")
-    if not isinstance(ports, list | tuple) or not all(
-        type(port) is int and 0 < port < 65_536 for port in ports
+def check_ports(key: str, value: object) -> None:
+    """Check that a setting is a list of ports."""
+    if not isinstance(value, list | tuple) or not all(
+        type(port) is int and 0 < port < 65_536 for port in value
     ):
-        raise InvalidSetting(f"DURABLE_TASKS['HTTP_PORTS'] is {ports!r}: give a list of ports.")
-    if not isinstance(keys, list | tuple) or not all(
-        isinstance(key, str) and len(key) >= _SHORTEST_KEY for key in keys
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of ports.")
+
+
+def check_signing_keys(key: str, value: object) -> None:
+    """Check that a setting is a list of keys that are long enough."""
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(entry, str) and len(entry) >= _SHORTEST_KEY for entry in value
     ):
         # The keys are omitted from the text, because they are secret.
         raise InvalidSetting(
-            "DURABLE_TASKS['HTTP_SIGNING_KEYS']: give a list of random strings of at least"
-            f" {_SHORTEST_KEY} characters."
+            f"DURABLE_TASKS[{key!r}]: give a list of random strings of at least {_SHORTEST_KEY}"
+            " characters."
         )
 
 
-def check_encryption(keys: object) -> None:
-    """Check the type of ENCRYPTION_KEYS. The keyring checks the keys."""
-    if isinstance(keys, str) and ":" not in keys:
+def check_encryption_keys(key: str, value: object) -> None:
+    """Check the type of a setting with encryption keys. The keyring checks the keys."""
+    if isinstance(value, str) and ":" not in value:
         return
-    if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+    if not isinstance(value, list | tuple) or not all(isinstance(entry, str) for entry in value):
         # The keys are omitted from the text, because they are secret.
         raise InvalidSetting(
-            "DURABLE_TASKS['ENCRYPTION_KEYS']: give a list of 'ID:KEY' strings, or the dotted path"
-            " of a function that returns it."
+            f"DURABLE_TASKS[{key!r}]: give a list of 'ID:KEY' strings, or the dotted path of a"
+            " function that returns it."
         )
 
 
@@ -153,84 +129,114 @@ def allowed_in(given: Any, slug: str | None) -> tuple[str, ...]:
     return entries if slug is None else tuple(one.replace("{tenant}", slug) for one in entries)
 
 
-def check_name_or_none(key: str, value: object) -> None:
-    """Check that a setting is a non-empty text or None."""
-    if value is not None and (not isinstance(value, str) or not value):
+def check_text(key: str, value: object) -> None:
+    """Check that a setting is a non-empty text."""
+    if not isinstance(value, str) or not value:
         raise InvalidSetting(f"DURABLE_TASKS[{key!r}]: give a non-empty text or None.")
 
 
-def check_names(url: object, region: object) -> None:
-    """Check that REDIS_URL is a URL and REGION a short name."""
-    if url is not None and not (
-        isinstance(url, str) and url.startswith(("redis://", "rediss://", "unix://"))
-    ):
+def check_flag(key: str, value: object) -> None:
+    """Check that a setting is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give True or False.")
+
+
+def check_redis_url(key: str, value: object) -> None:
+    """Check that a setting is a URL of Redis."""
+    if not isinstance(value, str) or not value.startswith(("redis://", "rediss://", "unix://")):
         raise InvalidSetting(
-            "DURABLE_TASKS['REDIS_URL'] is no address of Redis: give redis://, rediss:// or"
-            " unix://."
+            f"DURABLE_TASKS[{key!r}] is no address of Redis: give redis://, rediss:// or unix://."
         )
-    if isinstance(url, str):
-        try:
-            urlsplit(url).port  # noqa: B018 - it is read for its error
-        except ValueError:
-            # The text of the error is omitted, because it contains a part of the password.
-            raise InvalidSetting(
-                "DURABLE_TASKS['REDIS_URL'] cannot be read: spell / # ? and @ in its password as"
-                " %2F %23 %3F and %40."
-            ) from None
-    if not isinstance(region, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", region):
+    try:
+        urlsplit(value).port  # noqa: B018 - it is read for its error
+    except ValueError:
+        # The text of the error is omitted, because it contains a part of the password.
         raise InvalidSetting(
-            f"DURABLE_TASKS['REGION'] is {region!r}: give up to 50 letters, digits, dots, hyphens"
+            f"DURABLE_TASKS[{key!r}] cannot be read: spell / # ? and @ in its password as %2F %23"
+            " %3F and %40."
+        ) from None
+
+
+def check_region(key: str, value: object) -> None:
+    """Check that a setting is a short name."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", value):
+        raise InvalidSetting(
+            f"DURABLE_TASKS[{key!r}] is {value!r}: give up to 50 letters, digits, dots, hyphens"
             " or underscores."
         )
 
 
-def check_schedules(schedules: object) -> None:
+def check_mapping(key: str, value: object, of: str) -> None:
+    """Check that a setting is a mapping. ``of`` says for the error what it maps."""
+    if not isinstance(value, Mapping):
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a mapping of {of}.")
+
+
+def check_schedules(key: str, value: object) -> None:
     """Check the schedules that settings declare."""
-    if schedules is None:
-        return
-    if not isinstance(schedules, Mapping):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['SCHEDULES'] is {schedules!r}: give a mapping of names to schedules."
-        )
-    for name, schedule in schedules.items():
+    check_mapping(key, value, "names to schedules")
+    for name, schedule in value.items() if isinstance(value, Mapping) else ():
         if not isinstance(schedule, Mapping) or not isinstance(schedule.get("task"), str):
             raise InvalidSetting(
-                f"DURABLE_TASKS['SCHEDULES'][{name!r}] is {schedule!r}: give a mapping whose 'task'"
-                " is the registered name of a durable task."
+                f"DURABLE_TASKS[{key!r}][{name!r}] is {schedule!r}: give a mapping whose 'task' is"
+                " the registered name of a durable task."
             )
 
 
-def check_limits(limits: object) -> None:
-    """Check the limits that settings declare."""
-    if limits is not None and not isinstance(limits, Mapping):
+def check_batch_size(key: str, value: int) -> None:
+    """Check that statements of this many rows make progress."""
+    check_count(key, value)
+    if not value:
         raise InvalidSetting(
-            f"DURABLE_TASKS['LIMITS'] is {limits!r}: give a mapping of scopes to limits."
+            f"DURABLE_TASKS[{key!r}] is 0: nothing would ever be dispatched; give 1 or more."
         )
 
 
-def check_quotas(quotas: object) -> None:
-    """Check that QUOTAS is a mapping. A system check reads its values."""
-    if quotas is not None and not isinstance(quotas, Mapping):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['QUOTAS'] is {quotas!r}: give a mapping of quotas to numbers."
-        )
+def check_payload(key: str, value: int) -> None:
+    """Check that arguments of this many bytes fit a message."""
+    check_count(key, value)
+    if value > 262_144:
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] may be at most 262144.")
 
 
-def check_task_defaults(defaults: object) -> None:
-    """Check that TASK_DEFAULTS is a mapping."""
-    if defaults is not None and not isinstance(defaults, Mapping):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['TASK_DEFAULTS'] is {defaults!r}: give a mapping of options to values."
-        )
+def check_pattern(key: str, value: Any) -> None:
+    """Check that a setting is a regular expression."""
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is no regular expression: {error}.") from None
 
 
-# The settings of metrics and traces, which are part of ``Settings``.
+# The kinds of settings. The ``help`` of each field is its documentation.
 
 
-@dataclass(frozen=True, kw_only=True)
-class MonitoringOptions:
-    """The settings of metrics and traces; durations in seconds."""
+Check = Callable[[str, Any], None]
 
+
+def duration(default: float | None, help: str) -> Any:
+    """Return the field of a duration in seconds."""
+    return field(default=default, metadata={"help": help, "kind": "duration", "check": None})
+
+
+def count(default: int | None, help: str, check: Check = check_count) -> Any:
+    """Return the field of a whole number of 0 or more."""
+    return field(default=default, metadata={"help": help, "kind": "count", "check": check})
+
+
+def value(default: Any, help: str, check: Check | None = None) -> Any:
+    """Return the field of another value."""
+    return field(default=default, metadata={"help": help, "kind": "value", "check": check})
+
+
+# No other module reads ``django.conf.settings``. The ``help`` of each field is its documentation:
+# docs/reference/settings.md is generated from it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of django_durable_tasks; durations in seconds."""
+
+    # Metrics and traces.
     METRICS: bool = value(
         False,
         "Count attempts, created tasks and fire times per minute for the metrics, and answer"
@@ -246,56 +252,31 @@ class MonitoringOptions:
         " `django_durable_tasks.contrib.metrics` and the extra [otel].",
     )
 
-
-# The settings of notifications, alerts and the watchdog, which are part of ``Settings``.
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotificationOptions:
-    """The settings of notifications; durations in seconds."""
-
+    # Notifications and the watchdog.
     NOTIFICATIONS: bool = value(
         False,
         "Record the events that notification settings select, and send them. Otherwise nothing is"
         " recorded or sent, and the API answers 404 for notification settings.",
+        check_flag,
     )
     NOTIFICATION_EMAIL_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
         (),
         "The addresses to which notifications may be sent by e-mail; addresses or patterns such as"
         " '*@example.com'. Empty: none. A list is for all tenants; a mapping of the slugs of"
         " tenants, '*' for all, to such lists gives each its own: {'acme': ['*@acme.example']}.",
+        check_allowed,
     )
     NOTIFICATION_EMAIL_FROM: str | None = value(
-        None, "The sender of notifications by e-mail. None: DEFAULT_FROM_EMAIL."
+        None, "The sender of notifications by e-mail. None: DEFAULT_FROM_EMAIL.", check_text
     )
     WATCHDOG_URL: str | None = value(
         None,
         "A URL of an external monitor. Each minute a scheduler creates a task that a worker runs,"
         " and the task sends a request to this URL. The monitor alarms if the requests stop.",
+        check_text,
     )
 
-
-def check_notifications(found: NotificationOptions) -> None:
-    """Check the types of these settings; raises InvalidSetting."""
-    check_allowed("NOTIFICATION_EMAIL_ALLOW", found.NOTIFICATION_EMAIL_ALLOW)
-    for key in (
-        "NOTIFICATION_EMAIL_FROM",
-        "WATCHDOG_URL",
-    ):
-        check_name_or_none(key, getattr(found, key))
-    if not isinstance(found.NOTIFICATIONS, bool):
-        raise InvalidSetting(
-            f"DURABLE_TASKS['NOTIFICATIONS'] is {found.NOTIFICATIONS!r}: give True or False."
-        )
-
-
-# The settings of the HTTP API, of HTTP callbacks and of messages to other programs.
-
-
-@dataclass(frozen=True, kw_only=True)
-class InterfaceOptions:
-    """Settings of the interfaces to other systems; ``conf.Settings`` contains them."""
-
+    # The HTTP API, HTTP callbacks and messages to other programs.
     API: bool = value(
         False, "Answer requests to the HTTP API. Otherwise each of its addresses answers 404."
     )
@@ -308,12 +289,14 @@ class InterfaceOptions:
         ("django_durable_tasks.http_callback", "django_durable_tasks.queue_message"),
         "The durable tasks that clients of the HTTP API may create; names or patterns such as"
         " 'billing.*', or a mapping of the slugs of tenants, '*' for all, to such lists.",
+        check_allowed,
     )
     API_QUEUES: Sequence[str] = value(
         (),
         "The queues that clients of the HTTP API may choose; names or patterns such as 'acme.*' or"
         " '{tenant}.*', in which {tenant} stands for the slug of the client's tenant. Empty: each"
         " task goes to its own queue.",
+        check_patterns,
     )
     QUOTAS: Mapping[str, Any] | None = value(
         None,
@@ -324,6 +307,7 @@ class InterfaceOptions:
         " 6000/m (None: no limit); the others are without limit. The quotas apply to what is"
         " created through the HTTP API and by schedules, and all but 'requests' not to the default"
         " tenant.",
+        partial(check_mapping, of="quotas to numbers"),
     )
     HTTP_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
         (),
@@ -331,10 +315,12 @@ class InterfaceOptions:
         " not public: ['billing.internal:8080', '10.1.0.0/16']; of all tenants, unless it is a"
         " mapping of the slugs of tenants, '*' for all, to such lists:"
         " {'default': ['billing.internal:8080']}.",
+        partial(check_allowed, of="hosts, host:port or networks"),
     )
     HTTP_PORTS: Sequence[int] = value(
         (80, 443, 8080, 8443),
         "The ports that HTTP callbacks may use without an entry of HTTP_ALLOW.",
+        check_ports,
     )
     HTTP_TIMEOUT: float = duration(
         15, "The longest duration of an attempt of an HTTP callback without `timeout=`."
@@ -343,6 +329,7 @@ class InterfaceOptions:
         (),
         "Keys from which the signing secret of each endpoint is derived, the current one first. A"
         " request has a signature for each key. Without a key requests are not signed.",
+        check_signing_keys,
     )
     HTTP_ENDPOINT_CONCURRENCY: int | None = count(
         None,
@@ -354,6 +341,7 @@ class InterfaceOptions:
         None,
         "The queue of HTTP callbacks after their first failed attempt, so that retries do not delay"
         " first attempts. A worker must consume it. None: they stay in their queue.",
+        check_text,
     )
     HTTP_BREAKER_FAILURES: int = count(
         5,
@@ -369,27 +357,10 @@ class InterfaceOptions:
         "The queues and exchanges to which queue_message may publish: ['invoices',"
         " 'exchange:events', 'customer.{tenant}']. {tenant} stands for the slug of the task's"
         " tenant, so that no tenant reaches the queue of another one.",
+        check_list_of_names,
     )
 
-
-def check_interfaces(found: InterfaceOptions) -> None:
-    """Check the settings of interfaces. Raises InvalidSetting."""
-    check_allowed("API_TASKS", found.API_TASKS)
-    check_patterns("API_QUEUES", found.API_QUEUES)
-    check_quotas(found.QUOTAS)
-    check_http(found.HTTP_ALLOW, found.HTTP_PORTS, found.HTTP_SIGNING_KEYS)
-    check_list_of_names("QUEUE_ALLOW", found.QUEUE_ALLOW)
-    check_name_or_none("HTTP_RETRY_QUEUE", found.HTTP_RETRY_QUEUE)
-
-
-# No other module reads ``django.conf.settings``. The ``help`` of each field is its documentation:
-# docs/reference/settings.md is generated from it.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
-    """The settings of django_durable_tasks; durations in seconds."""
-
+    # The core.
     LEASE: float = duration(
         60, "How long a run may stay silent before its row is given to another run."
     )
@@ -419,7 +390,9 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "How far ahead a scheduler reads rows, to publish each at its instant; what is due sooner"
         " wakes it.",
     )
-    BATCH_SIZE: int = count(500, "How many rows one claim, sweep or prune statement takes at most.")
+    BATCH_SIZE: int = count(
+        500, "How many rows one claim, sweep or prune statement takes at most.", check_batch_size
+    )
     DATABASE: str = value(
         "default",
         "The alias of the database that holds the tables; another one than 'default' needs"
@@ -431,12 +404,15 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         " a pooler.",
     )
     REGION: str = value(
-        "", "The name of this region: each has a leader, a due index and wake-ups of its own."
+        "",
+        "The name of this region: each has a leader, a due index and wake-ups of its own.",
+        check_region,
     )
     REDIS_URL: str | None = value(
         None,
         "Redis for the due index and wake-ups, 'redis://cache:6379/3'. None: each scheduler has its"
         " own index.",
+        check_redis_url,
     )
     FAST_PATH: bool = value(
         True, "Publish a task that is due now right after COMMIT instead of at the next poll."
@@ -451,6 +427,7 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "Limits by scope: {'queue:emails': {'max_concurrency': 5, 'rate': '100/s', 'burst': 10},"
         " 'tenant:7': ...}; scopes are global, queue:<name>, task:<name>, tenant:<id>,"
         " tenant:* (each tenant but the default one) and key:<text>.",
+        partial(check_mapping, of="scopes to limits"),
     )
     PRIORITY_AGING: float | None = duration(
         None,
@@ -462,9 +439,10 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         "Defaults for the options of @durable_task, {'max_attempts': 3, 'backoff_base': 10,"
         " 'timeout': 600}; read when a module with tasks is imported. An option of the decorator or"
         " a retry option of Celery's counts before them.",
+        partial(check_mapping, of="options to values"),
     )
     PAYLOAD_MAX_BYTES: int = count(
-        65_536, "The largest arguments, as JSON in bytes; at most 262,144."
+        65_536, "The largest arguments, as JSON in bytes; at most 262,144.", check_payload
     )
     RESULT_MAX_BYTES: int = count(65_536, "The largest result, as JSON in bytes.")
     WORKFLOW_MAX_TASKS: int = count(
@@ -497,6 +475,7 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         None,
         "Schedules by name: {'task': 'shop.tasks.report', 'cron': '30 2 * * *', ...}; `durable"
         " sync` makes rows.",
+        check_schedules,
     )
     SYNC_SCHEDULES_ON_MIGRATE: bool = value(
         False, "Do what `durable sync` does after each `migrate` of our tables."
@@ -505,6 +484,7 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         (),
         "The Celery tasks, not durable ones, that imported schedules of beat may send; a list of"
         " names.",
+        check_list_of_names,
     )
     DEAD_LETTERS_MAX: int = count(
         0, "More open dead letters than this warn and make `durable status` exit with 1."
@@ -516,12 +496,14 @@ class Settings(InterfaceOptions, NotificationOptions, MonitoringOptions):
         r"password|passwd|secret|token|api[_-]?key|authorization|cookie|session|private|credential|card|cvv|ssn|iban",
         "Values under names that match this pattern are masked in tracebacks, the admin and"
         " listings.",
+        check_pattern,
     )
     ENCRYPTION_KEYS: Sequence[str] = value(
         (),
         "Keys that encrypt arguments, results and destinations of notifications in the database,"
         " the current one first, as 'ID:KEY' (32 bytes in Base64); or the dotted path of a function"
         " that returns them.",
+        check_encryption_keys,
     )
 
 
@@ -534,36 +516,21 @@ def read(raw: Mapping[str, Any]) -> Settings:
         if key not in specs:
             hint = did_you_mean(key, specs, cutoff=0.5)
             raise InvalidSetting(f"DURABLE_TASKS has no key {key!r}. {hint}".strip())
-    found = Settings(
-        **{
-            key: checked_value(key, specs[key].metadata["kind"], value, specs[key].default)
-            for key, value in raw.items()
-        }
-    )
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        kind, check = specs[key].metadata["kind"], specs[key].metadata["check"]
+        if value is None and specs[key].default is not None:
+            raise InvalidSetting(
+                f"DURABLE_TASKS[{key!r}] is None: leave the key out for its default."
+            )
+        if value is not None and check is not None:
+            check(key, value)
+        values[key] = checked_seconds(key, value) if kind == "duration" else value
+    found = Settings(**values)
     if found.HEARTBEAT * 2 > found.LEASE:
         raise InvalidSetting(
             f"DURABLE_TASKS['LEASE'] is {found.LEASE:g}: it must be at least 2 x HEARTBEAT."
         )
-    if not found.BATCH_SIZE:
-        raise InvalidSetting(
-            "DURABLE_TASKS['BATCH_SIZE'] is 0: nothing would ever be dispatched; give 1 or more."
-        )
-    try:
-        re.compile(found.SECRET_NAMES)
-    except (re.error, TypeError) as error:
-        raise InvalidSetting(
-            f"DURABLE_TASKS['SECRET_NAMES'] is no regular expression: {error}."
-        ) from None
-    if found.PAYLOAD_MAX_BYTES > 262_144:
-        raise InvalidSetting("DURABLE_TASKS['PAYLOAD_MAX_BYTES'] may be at most 262144.")
-    check_names(found.REDIS_URL, found.REGION)
-    check_schedules(found.SCHEDULES)
-    check_limits(found.LIMITS)
-    check_task_defaults(found.TASK_DEFAULTS)
-    check_list_of_names("PLAIN_CELERY_TASKS", found.PLAIN_CELERY_TASKS)
-    check_interfaces(found)
-    check_notifications(found)
-    check_encryption(found.ENCRYPTION_KEYS)
     return found
 
 

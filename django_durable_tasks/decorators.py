@@ -25,7 +25,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.option_values import checked_key, hint
 from django_durable_tasks.registry import Declaration, Registered
 from django_durable_tasks.schedules.options import CODE, KINDS, ScheduleOptions, columns
-from django_durable_tasks.tasks.options import checked_defaults, task_options
+from django_durable_tasks.tasks.options import TASK_OPTIONS, checked_defaults, task_options
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -41,35 +41,6 @@ _CELERY = frozenset(
         "track_started",
         "trail",
         "store_errors_even_if_ignored",
-    }
-)
-_OURS = frozenset(
-    {
-        "name",
-        "queue",
-        "priority",
-        "max_attempts",
-        "max_crashes",
-        "backoff",
-        "backoff_base",
-        "backoff_max",
-        "jitter",
-        "retry_for",
-        "give_up_on",
-        "timeout",
-        "soft_timeout",
-        "lease",
-        "expected_duration",
-        "expires_in",
-        "unique",
-        "unique_for",
-        "unique_on_conflict",
-        "atomic",
-        "on_orphan",
-        "rate_limit",
-        "max_concurrency",
-        "weight",
-        "batch",
     }
 )
 
@@ -182,13 +153,24 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
 
 
 def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> DurableFunction[..., Any]:
-    _check_names(given)
+    for option in given:
+        if option not in TASK_OPTIONS | _CELERY:
+            remedy = hint(option, TASK_OPTIONS | _CELERY)
+            raise InvalidOption(f"@durable_task has no option {option!r}. {remedy}".rstrip())
     _check_function(function)
-    base = _base(given)
+    base = given.get("base") or DurableTask
+    if not (isinstance(base, type) and issubclass(base, DurableTask)):
+        raise InvalidOption(
+            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of"
+            " Celery's Task."
+        )
     given = endings.with_those_of_base(base, given)
-    ours = {key: value for key, value in given.items() if key in _OURS and key != "name"}
+    ours = {key: value for key, value in given.items() if key in TASK_OPTIONS and key != "name"}
     name = given.get("name") or f"{function.__module__}.{function.__name__}"
-    options = task_options(name, ours, {**_defaults(function), **endings.implied_retries(given)})
+    # The project's defaults do not apply to the tasks of this package.
+    is_ours = function.__module__.startswith("django_durable_tasks.")
+    defaults = {} if is_ours else checked_defaults(conf.settings().TASK_DEFAULTS or {})
+    options = task_options(name, ours, {**defaults, **endings.implied_retries(given)})
     signature = signature_of(function, bound=bool(given.get("bind")))
     _check_parameters(function, signature)
     registry.add(Registered(options, signature, function))
@@ -244,23 +226,6 @@ def _check_parameters(function: Callable[..., Any], signature: inspect.Signature
         )
 
 
-def _base(given: Mapping[str, Any]) -> type[DurableTask]:
-    base = given.get("base") or DurableTask
-    if not (isinstance(base, type) and issubclass(base, DurableTask)):
-        raise InvalidOption(
-            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of"
-            " Celery's Task."
-        )
-    return base
-
-
-def _defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the project's defaults; they do not apply to the tasks of this package."""
-    if function.__module__.startswith("django_durable_tasks."):
-        return {}
-    return checked_defaults(conf.settings().TASK_DEFAULTS or {})
-
-
 _built: dict[int, tuple[Any, str]] = {}
 """Names of the tasks created here, by identity. Reading the name of Celery's proxy would resolve
 the Celery app.
@@ -303,11 +268,3 @@ def stray_schedules() -> dict[str, str]:
         for function, schedules in _below.values()
         for schedule, _ in schedules
     }
-
-
-def _check_names(given: Mapping[str, Any]) -> None:
-    for option in given:
-        if option not in _OURS | _CELERY:
-            raise InvalidOption(
-                f"@durable_task has no option {option!r}. {hint(option, _OURS | _CELERY)}".rstrip()
-            )

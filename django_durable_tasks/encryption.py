@@ -83,7 +83,7 @@ class Keyring:
     """The keys by their ids; the first one encrypts, all decrypt."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        self._keys = {key_id: _cipher(key) for key_id, key in keys.items()}
+        self._keys = {key_id: _aead()(key) for key_id, key in keys.items()}
         self.current = next(iter(keys))
 
     def __contains__(self, key_id: str) -> bool:
@@ -168,10 +168,6 @@ def _aead() -> Any:
         ) from error
 
 
-def _cipher(key: bytes) -> Any:
-    return _aead()(key)
-
-
 @functools.cache
 def _invalid_tag() -> Any:
     return importlib.import_module("cryptography.exceptions").InvalidTag
@@ -210,27 +206,21 @@ class CurrentKeyring:
         return self._ring
 
     def _read(self, settings: conf.Settings) -> None:
-        given = settings.ENCRYPTION_KEYS
-        entries = _from_callable(given) if isinstance(given, str) else list(given)
-        self._ring = _keyring(entries) if entries else None
+        entries = settings.ENCRYPTION_KEYS
+        if isinstance(entries, str):
+            try:
+                function: Callable[[], Sequence[str]] = import_string(entries)
+            except ImportError as error:
+                raise InvalidSetting(
+                    f"DURABLE_TASKS['ENCRYPTION_KEYS'] is {entries!r}, which cannot be imported:"
+                    f" {error}"
+                ) from error
+            entries = list(function())
+        try:
+            self._ring = Keyring(read_keys(entries)) if entries else None
+        except InvalidOption as invalid:
+            raise InvalidSetting(str(invalid)) from None
         self._settings, self._read_at = settings, time.monotonic()
-
-
-def _keyring(entries: Sequence[str]) -> Keyring:
-    try:
-        return Keyring(read_keys(entries))
-    except InvalidOption as invalid:
-        raise InvalidSetting(str(invalid)) from None
-
-
-def _from_callable(path: str) -> Sequence[str]:
-    try:
-        found: Callable[[], Sequence[str]] = import_string(path)
-    except ImportError as error:
-        raise InvalidSetting(
-            f"DURABLE_TASKS['ENCRYPTION_KEYS'] is {path!r}, which cannot be imported: {error}"
-        ) from error
-    return list(found())
 
 
 def current_key_id() -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef
 
 from django_durable_tasks import conf, ports
-from django_durable_tasks.choices import TERMINAL, LogStatus, Status
+from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.joins import (
     DELETED,
@@ -372,13 +372,8 @@ def _fail(
     attempt_log.open_dead_letters(
         [
             (
-                attempt_log.AttemptResult(
-                    task=row,
-                    log=LogStatus.FAILED,
-                    outcome=Outcome(
-                        kind=EndingKind.FAILED, error=reasons[row.pk], error_type="UpstreamFailed"
-                    ),
-                ),
+                row,
+                Outcome(kind=EndingKind.FAILED, error=reasons[row.pk], error_type="UpstreamFailed"),
                 "UPSTREAM",
             )
             for row in whole

@@ -12,16 +12,11 @@ from django.dispatch import Signal
 from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Resolution, Status
 from django_durable_tasks.encryption import current_key_id
-from django_durable_tasks.models import (
-    DeadLetter,
-    EndingEvent,
-    Task,
-    TaskExecutionLog,
-)
+from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskExecutionLog
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import DeadLetterQuerySet
-from django_durable_tasks.states.decisions import Outcome, fingerprint
+from django_durable_tasks.states.decisions import Outcome, Verdict, fingerprint
 from django_durable_tasks.store import tables
 from django_durable_tasks.task_values import Run
 
@@ -80,32 +75,53 @@ def insert_return_events(rows: Sequence[tuple[uuid.UUID, int, uuid.UUID | None, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResult:
-    """The result of one attempt and the worker that executed it; ``task`` is the locked row."""
+    """The result of one attempt and the worker that executed it; ``task`` is the locked row.
+
+    ``delay``: the seconds until the next attempt, if there is one.
+    """
 
     task: Task
-    log: LogStatus
+    verdict: Verdict
     outcome: Outcome
     worker: str = ""
     celery_id: str = ""
+    delay: float = 0.0
 
 
 def log_successes(runs: Sequence[Run], worker: str) -> None:
     """Insert the log entries of these successes, in the caller's transaction."""
-    _insert([_log_of(run, LogStatus.SUCCESS, worker) for run in runs])
+    _insert([_entry(run, run.task_id, run.attempt, LogStatus.SUCCESS, worker) for run in runs])
 
 
 def log_refused(run: Run, status: LogStatus, worker: str, error: str = "") -> None:
     """Insert the log entry of a run whose ending was refused (FENCED), or of a message that did not
     start a run (DUPLICATE).
     """
-    _insert([_log_of(run, status, worker, error)])
+    entry = _entry(run, run.task_id, run.attempt, status, worker)
+    entry.error_message = error
+    _insert([entry])
 
 
-def _log_of(run: Run, status: LogStatus, worker: str, error: str = "") -> TaskExecutionLog:
+def log_endings(results: Sequence[AttemptResult]) -> None:
+    """Insert one log entry for each ended attempt, in the caller's transaction."""
+    entries = []
+    for result in results:
+        task, outcome = result.task, result.outcome
+        entry = _entry(task, task.pk, task.attempts, result.verdict.log, result.worker)
+        entry.queued_at = task.queued_at or task.created_at
+        entry.celery_id, entry.error_message = result.celery_id, outcome.error
+        entry.traceback, entry.exception = outcome.traceback, outcome.exception
+        entries.append(entry)
+    _insert(entries)
+
+
+def _entry(
+    run: Run | Task, task_id: uuid.UUID, attempt: int, status: LogStatus, worker: str
+) -> TaskExecutionLog:
     return TaskExecutionLog(
-        task_id=run.task_id,
+        task_id=task_id,
         tenant_id=run.tenant_id,
-        attempt_number=run.attempt,
+        attempt_number=attempt,
         status=status,
         node=run.node,
         ready_at=run.ready_at,
@@ -114,34 +130,7 @@ def _log_of(run: Run, status: LogStatus, worker: str, error: str = "") -> TaskEx
         completed_at=DatabaseNow(),
         worker=worker,
         run_id=run.run_id,
-        celery_id=run.celery_id,
-        error_message=error,
-    )
-
-
-def log_endings(results: Sequence[AttemptResult]) -> None:
-    """Insert one log entry for each ended attempt, in the caller's transaction."""
-    _insert(
-        [
-            TaskExecutionLog(
-                task_id=result.task.pk,
-                tenant_id=result.task.tenant_id,
-                attempt_number=result.task.attempts,
-                status=result.log,
-                ready_at=result.task.ready_at,
-                queued_at=result.task.queued_at or result.task.created_at,
-                started_at=result.task.started_at,
-                completed_at=DatabaseNow(),
-                node=result.task.node,
-                run_id=result.task.run_id,
-                worker=result.worker,
-                celery_id=result.celery_id,
-                error_message=result.outcome.error,
-                traceback=result.outcome.traceback,
-                exception=result.outcome.exception,
-            )
-            for result in results
-        ]
+        celery_id=run.celery_id if isinstance(run, Run) else "",
     )
 
 
@@ -161,25 +150,25 @@ def dead_letters() -> DeadLetterQuerySet:
     return letters
 
 
-def open_dead_letters(results: Sequence[tuple[AttemptResult, str]]) -> None:
+def open_dead_letters(results: Sequence[tuple[Task, Outcome, str]]) -> None:
     """Open the dead letter of each task that has failed, with its reason."""
-    dead_letters().bulk_create([_dead_letter(result, reason) for result, reason in results])
-
-
-def _dead_letter(result: AttemptResult, reason: str) -> DeadLetter:
-    task, outcome = result.task, result.outcome
-    return DeadLetter(
-        task_id=task.pk,
-        open_task=task.pk,
-        tenant_id=task.tenant_id,
-        reason=reason,
-        fingerprint=fingerprint(task.name, outcome.error_type, outcome.error),
-        error_message=outcome.error,
-        attempts=task.attempts,
-        args=undecrypted(task, "args"),
-        kwargs=undecrypted(task, "kwargs"),
-        encryption_key=task.encryption_key or current_key_id(),
-        created_at=DatabaseNow(),
+    dead_letters().bulk_create(
+        [
+            DeadLetter(
+                task_id=task.pk,
+                open_task=task.pk,
+                tenant_id=task.tenant_id,
+                reason=reason,
+                fingerprint=fingerprint(task.name, outcome.error_type, outcome.error),
+                error_message=outcome.error,
+                attempts=task.attempts,
+                args=undecrypted(task, "args"),
+                kwargs=undecrypted(task, "kwargs"),
+                encryption_key=task.encryption_key or current_key_id(),
+                created_at=DatabaseNow(),
+            )
+            for task, outcome, reason in results
+        ]
     )
 
 

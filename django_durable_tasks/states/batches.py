@@ -132,6 +132,11 @@ def take(
     """
     with atomic():
         pairs = _in_time(locked(queryset.filter(status=Status.PENDING), len(run_ids)))
+        whens = (
+            When(pk=task_id, then=Value(run_id))
+            for (task_id, _), run_id in zip(pairs, run_ids, strict=False)
+        )
+        run_id_of_task = Case(*whens, default=None)
         # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
         moved = move(
             "take",
@@ -139,7 +144,7 @@ def take(
             Status.RUNNING,
             ready_at=F("due_at"),
             queued_at=DatabaseNow(),
-            **start_writes(_run_id_of(pairs, run_ids), node, lease),
+            **start_writes(run_id_of_task, node, lease),
             waiting_for_limit=None,
             publish_count=0,
         )
@@ -147,14 +152,6 @@ def take(
             return []
         started = tasks().filter(pk__in=[task_id for task_id, _ in pairs])
         return started_runs(started.order_by("-priority", "ready_at", "id"))
-
-
-def _run_id_of(pairs: Sequence[Pair], run_ids: Sequence[uuid.UUID]) -> Case:
-    whens = (
-        When(pk=task_id, then=Value(run_id))
-        for (task_id, _), run_id in zip(pairs, run_ids, strict=False)
-    )
-    return Case(*whens, default=None)
 
 
 def _in_time(pairs: Sequence[Pair]) -> list[Pair]:

@@ -107,10 +107,7 @@ def claimed_tasks(queryset: TaskQuerySet) -> list[ClaimedTask]:
     return [ClaimedTask._make(row) for row in queryset.values_list(*ClaimedTask._fields)]
 
 
-RUN_COLUMNS = (
-    "id",
-    *("attempts" if name == "attempt" else name for name in Run._fields[1:-1]),
-)
+RUN_COLUMNS = ("id", *("attempts" if name == "attempt" else name for name in Run._fields[1:-1]))
 """The columns of the fields of a run, in their order. ``queued_at`` falls back to ``created_at``.
 """
 _RUN_VALUES = [
@@ -156,22 +153,22 @@ def returning_row() -> str:
 def row_of(values: Sequence[Any]) -> Task:
     """Return the task of the columns of ``returning_row``, as a query of the ORM would."""
     alias = conf.settings().DATABASE
-    converted = list(values)
-    for index, convert in _converters():
+    converted, (names, converters) = list(values), _names_and_converters()
+    for index, convert in converters:
         converted[index] = convert(converted[index], None, connections[alias])
-    return Task.from_db(alias, _names(), converted)
+    return Task.from_db(alias, names, converted)
 
 
 @functools.cache
-def _names() -> list[str]:
-    return [field.attname for field in Task._meta.concrete_fields]
-
-
-@functools.cache
-def _converters() -> list[tuple[int, Any]]:
-    """Return the indexes of the columns whose fields convert the value of the driver."""
-    found = [getattr(field, "from_db_value", None) for field in Task._meta.concrete_fields]
-    return [(index, convert) for index, convert in enumerate(found) if convert is not None]
+def _names_and_converters() -> tuple[list[str], list[tuple[int, Any]]]:
+    """Return the names of the columns, and the indexes of those whose fields convert the value of
+    the driver.
+    """
+    fields = Task._meta.concrete_fields
+    converters = enumerate(getattr(field, "from_db_value", None) for field in fields)
+    return [field.attname for field in fields], [
+        (index, convert) for index, convert in converters if convert is not None
+    ]
 
 
 # Makes tasks that a limit refuses wait, and makes them due again.
@@ -231,6 +228,10 @@ def release_waiting(queryset: TaskQuerySet, limit: int) -> int:
     have locked are skipped. ``waiting_for_limit`` is kept until the claim, so that the capacity
     stays reserved for these tasks.
     """
+    return _write_waiting(queryset, limit, due_at=_WAS_DUE)
+
+
+def _write_waiting(queryset: TaskQuerySet, limit: int, **writes: Any) -> int:
     with atomic():
         waiting = queryset.filter(
             status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER
@@ -241,7 +242,7 @@ def release_waiting(queryset: TaskQuerySet, limit: int) -> int:
             status__standing=[Status.PENDING],
             waiting_for_limit__isnull=False,
         )
-        return these.update(due_at=_WAS_DUE, updated_at=NOW) if pairs else 0
+        return these.update(**writes, updated_at=NOW) if pairs else 0
 
 
 def change_waiting_limit(scopes: Mapping[uuid.UUID, str]) -> int:
@@ -251,20 +252,8 @@ def change_waiting_limit(scopes: Mapping[uuid.UUID, str]) -> int:
     """
     if not scopes:
         return 0
-    with atomic():
-        waiting = tasks().filter(
-            pk__in=list(scopes),
-            status=Status.PENDING,
-            waiting_for_limit__isnull=False,
-            due_at__gte=NEVER,
-        )
-        pairs = locked(waiting, len(scopes))
-        these = tasks().filter(
-            matches_epochs(pairs),
-            status__standing=[Status.PENDING],
-            waiting_for_limit__isnull=False,
-        )
-        return these.update(waiting_for_limit=_by_scope(scopes), updated_at=NOW) if pairs else 0
+    waiting = tasks().filter(pk__in=list(scopes))
+    return _write_waiting(waiting, len(scopes), waiting_for_limit=_by_scope(scopes))
 
 
 def repair_limit_wait(queryset: TaskQuerySet) -> int:
@@ -543,8 +532,7 @@ def republish(
         pairs = locked(queryset.filter(status=Status.QUEUED), limit)
         steps = [(sent, after(min(first * 2**sent, longest))) for sent in range(8)]
         later = Case(
-            *(When(publish_count=sent, then=step) for sent, step in steps),
-            default=after(longest),
+            *(When(publish_count=sent, then=step) for sent, step in steps), default=after(longest)
         )
         queued = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
         queued.update(due_at=later, publish_count=F("publish_count") + 1)
@@ -595,22 +583,23 @@ def return_to_pending(
 
 def messages_for(queued: Iterable[ClaimedTask] | Iterable[NewTask]) -> list[TaskMessage]:
     """Return the messages of these QUEUED tasks, in their order."""
-    return [_message(task) for task in queued]
-
-
-def _message(task: ClaimedTask | NewTask) -> TaskMessage:
-    overrides = _overrides(task.id, task.options)
-    return TaskMessage(
-        task_id=task.id,
-        epoch=task.epoch,
-        number=task.publish_count,
-        name=task.name,
-        queue=task.queue,
-        priority=task.priority,
-        timeout=overrides.get("timeout"),
-        soft_timeout=overrides.get("soft_timeout"),
-        idempotency_key=task.idempotency_key,
-    )
+    messages = []
+    for task in queued:
+        overrides = _overrides(task.id, task.options)
+        messages.append(
+            TaskMessage(
+                task_id=task.id,
+                epoch=task.epoch,
+                number=task.publish_count,
+                name=task.name,
+                queue=task.queue,
+                priority=task.priority,
+                timeout=overrides.get("timeout"),
+                soft_timeout=overrides.get("soft_timeout"),
+                idempotency_key=task.idempotency_key,
+            )
+        )
+    return messages
 
 
 def _overrides(task_id: uuid.UUID, options: Any) -> Mapping[str, Any]:

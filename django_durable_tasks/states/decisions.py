@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -67,21 +67,17 @@ def judged(runs: Sequence[LostRun], uncertainty: float) -> dict[uuid.UUID, Crash
         (run for run in runs if run.uncounted),
         key=lambda run: (run.counted + (run.task_id in charged), run.age),
     )
-    delays = _delays(again, uncertainty)
-    return {
-        run.task_id: Crash(run.task_id in charged, delays.get(run.task_id, 0.0)) for run in runs
-    }
-
-
-def _delays(runs: Iterable[LostRun], uncertainty: float) -> dict[uuid.UUID, float]:
-    """Return when each of these tasks starts so that the previous one has outlived its crash."""
-    found, at, most = dict[uuid.UUID, float](), 0.0, 0.0
-    for run in runs:
-        found[run.task_id] = at
+    # Each of these starts when the previous one has outlived its crash.
+    starts, at, most = dict[uuid.UUID, float](), 0.0, 0.0
+    for run in again:
+        starts[run.task_id] = at
         at += run.age + 2 * uncertainty
         most = max(most, min(_SPREAD * run.uncounted, _SPREAD_MAX))
     scale = min(1.0, most / at) if at else 1.0
-    return {task_id: delay * scale for task_id, delay in found.items()}
+    return {
+        run.task_id: Crash(run.task_id in charged, scale * starts.get(run.task_id, 0.0))
+        for run in runs
+    }
 
 
 # The effect of an ending on the task: applies attempt budgets, retryability and cancellation
@@ -154,28 +150,24 @@ class Verdict:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndingDecision:
-    """The transition of one locked run; ``delay`` in seconds until its next attempt; ``queue`` and
-    ``max_attempts`` None leave the columns unchanged. ``leaves_batch``: its next run is alone.
-    """
-
-    task_id: uuid.UUID
-    epoch: int
-    verdict: Verdict
-    delay: float = 0.0
-    error: str = ""
-    queue: str | None = None
-    max_attempts: int | None = None
-    leaves_batch: bool = False
-
-
 def decide(outcome: Outcome, row: Budgets) -> Verdict:
     """Return the transition for this ending."""
     if outcome.kind is EndingKind.SUCCEEDED:
         return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
     if outcome.kind is EndingKind.CRASHED:
-        return _verdict_of_crash(row, is_shared=outcome.is_shared or row.in_batch)
+        status, reason, crashed = Status.PENDING, "", 1
+        if row.cancel_requested:
+            status, reason = Status.CANCELLED, "CANCELLED"
+        elif row.on_orphan == OnOrphan.DEAD_LETTER:
+            status, reason = Status.FAILED, "ORPHANED"
+        elif outcome.is_shared or row.in_batch:
+            # The next runs are apart, so that only the task that ends its process is charged.
+            crashed = 0
+        elif row.crashes + 1 >= row.max_crashes:
+            status, reason = Status.FAILED, "CRASHED"
+        return Verdict(
+            transition="lose", status=status, log=LogStatus.LOST, crashed=crashed, reason=reason
+        )
     if outcome.kind in (EndingKind.IGNORED, EndingKind.REVOKED):
         return Verdict(
             transition="cancel",
@@ -204,20 +196,6 @@ def decide(outcome: Outcome, row: Budgets) -> Verdict:
     return Verdict(
         transition=name, status=Status.FAILED, log=LogStatus.FAILED, failed=1, reason=reason
     )
-
-
-def _verdict_of_crash(row: Budgets, *, is_shared: bool) -> Verdict:
-    status, reason = Status.PENDING, ""
-    if row.cancel_requested:
-        status, reason = Status.CANCELLED, "CANCELLED"
-    elif row.on_orphan == OnOrphan.DEAD_LETTER:
-        status, reason = Status.FAILED, "ORPHANED"
-    elif is_shared:
-        # The next runs are apart, so that only the task that ends its process is charged.
-        return Verdict(transition="lose", status=status, log=LogStatus.LOST)
-    elif row.crashes + 1 >= row.max_crashes:
-        status, reason = Status.FAILED, "CRASHED"
-    return Verdict(transition="lose", status=status, log=LogStatus.LOST, crashed=1, reason=reason)
 
 
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|\d+")

@@ -23,8 +23,8 @@ from django_durable_tasks.states.claims import BlockedDependent, ClaimedTask
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
     IDLE,
-    NO_OWNER,
     PART,
+    REOPENED,
     TRIES,
     Pair,
     announce,
@@ -46,19 +46,6 @@ from django_durable_tasks.store.tables import (
 )
 
 _DUE: Any = Case(When(run_at__gt=NOW, then=F("run_at")), default=NOW)
-_REOPENED: dict[str, Any] = {
-    **NO_OWNER,
-    "failures": 0,
-    "crashes": 0,
-    "publish_count": 0,
-    "node": None,
-    "expires_at": None,
-    "completed_at": None,
-    "open_key": F("key"),
-    "open_unique_key": F("unique_key"),
-    "reason": "",
-    "cause": None,
-}
 
 
 def _by_row(values: Mapping[uuid.UUID, Any]) -> Case:
@@ -201,14 +188,9 @@ def _release_met_in_one_statement(
     events: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
 ) -> Released | None:
     alone = not connections[database()].in_atomic_block
-    parameters = {
-        "events": list(events),
-        "limit": limit,
-        "open": list(queues),
-        "limited": list(limited),
-        "wait": wait,
-    }
-    rows = read(sql("resolve_endings"), {**parameters, "alone": alone})
+    parameters = {"events": list(events), "limit": limit, "wait": wait, "alone": alone}
+    parameters |= {"open": list(queues), "limited": list(limited)}
+    rows = read(sql("resolve_endings"), parameters)
     ((number, more, left, *_), *_) = rows
     # After the first four columns: the new status, and what a claim returns.
     released = [(row[4], ClaimedTask._make(row[5:])) for row in rows if row[4] is not None]
@@ -254,15 +236,8 @@ def force_run(queryset: TaskQuerySet, reason: str) -> list[uuid.UUID]:
     """BLOCKED or SKIPPED to PENDING, due now, although the join is not met; return the ids."""
     with atomic():
         pairs = locked(queryset.filter(status__in=TRANSITIONS["force_run"].sources))
-        writes = {**_REOPENED, "reason": reason}
-        move(
-            "force_run",
-            pairs,
-            Status.PENDING,
-            due_at=NOW,
-            unresolved_dependencies_count=0,
-            **writes,
-        )
+        writes = {**REOPENED, "reason": reason, "unresolved_dependencies_count": 0}
+        move("force_run", pairs, Status.PENDING, due_at=NOW, **writes)
     return [task_id for task_id, _ in pairs]
 
 
@@ -271,7 +246,7 @@ def replay_blocked(pairs: Sequence[Pair], name: str = "replay", *, reason: str =
 
     ``name`` is ``replay``, or ``rerun`` for tasks that succeeded.
     """
-    return move(name, pairs, Status.BLOCKED, due_at=None, **{**_REOPENED, "reason": reason})
+    return move(name, pairs, Status.BLOCKED, due_at=None, **{**REOPENED, "reason": reason})
 
 
 def set_needed(needed: Mapping[uuid.UUID, int]) -> None:

@@ -20,7 +20,7 @@ from django_durable_tasks.models.fields import DatabaseNow, constant
 from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
-    NO_OWNER,
+    REOPENED,
     WAITING,
     locked,
     matches_epochs,
@@ -97,12 +97,11 @@ def leave_key(
         _apply_after_commit([owner])
         return bool(of_key.filter(task_id=before).update(task_id=owner))
     requested = of_key.values_list("task_id", flat=True).first()
-    stale = (
-        None
-        if requested is None or tasks().filter(pk=requested, status__in=OPEN).exists()
-        else requested
-    )
-    if stale is not None and of_key.filter(task_id=stale).update(task_id=owner):
+    if (
+        requested is not None
+        and not tasks().filter(pk=requested, status__in=OPEN).exists()
+        and of_key.filter(task_id=requested).update(task_id=owner)
+    ):
         _apply_after_commit([owner])
         return True
     try:
@@ -178,25 +177,8 @@ def replay(
     with atomic():
         pairs = locked(queryset.filter(status__in=TRANSITIONS[name].sources))
         changes = encrypted_changes([task_id for task_id, _ in pairs], changes)
-        move(
-            name,
-            pairs,
-            Status.PENDING,
-            due_at=DatabaseNow(),
-            failures=0,
-            crashes=0,
-            publish_count=0,
-            node=None,
-            expires_at=None,
-            completed_at=None,
-            open_key=F("key"),
-            open_unique_key=F("unique_key"),
-            reason=reason,
-            cause=None,
-            unresolved_dependencies_count=0,
-            **NO_OWNER,
-            **changes,
-        )
+        writes = {**REOPENED, "reason": reason, "unresolved_dependencies_count": 0, **changes}
+        move(name, pairs, Status.PENDING, due_at=DatabaseNow(), **writes)
     return [task_id for task_id, _ in pairs]
 
 
@@ -207,7 +189,10 @@ def force_complete(queryset: TaskQuerySet, reason: str) -> list[uuid.UUID]:
     row would stay locked until the commit.
     """
     with atomic():
-        pairs = locked(queryset.filter(status__in=_movable_by_force()))
+        sources = TRANSITIONS["force_complete"].sources
+        if callers_transaction():
+            sources -= {Status.RUNNING}
+        pairs = locked(queryset.filter(status__in=sources))
         if callers_transaction():
             for task_id in queryset.filter(status=Status.RUNNING).values_list("pk", flat=True)[:1]:
                 raise TransitionRefused(
@@ -217,11 +202,6 @@ def force_complete(queryset: TaskQuerySet, reason: str) -> list[uuid.UUID]:
                 )
         move("force_complete", pairs, Status.SUCCESS, reason=reason, **CLOSED)
     return [task_id for task_id, _ in pairs]
-
-
-def _movable_by_force() -> frozenset[Status]:
-    sources = TRANSITIONS["force_complete"].sources
-    return sources - {Status.RUNNING} if callers_transaction() else sources
 
 
 # Deadlines of tasks that were computed by a database clock which was ahead and was set back.

@@ -227,6 +227,19 @@ PART = 50
 IDLE = frozenset(Status) - {Status.RUNNING}
 
 NO_OWNER: dict[str, Any] = {"lease_until": None, "cancel_requested_at": None}
+REOPENED: dict[str, Any] = {
+    **NO_OWNER,
+    "failures": 0,
+    "crashes": 0,
+    "publish_count": 0,
+    "node": None,
+    "expires_at": None,
+    "completed_at": None,
+    "open_key": F("key"),
+    "open_unique_key": F("unique_key"),
+    "reason": "",
+    "cause": None,
+}
 CLOSED: dict[str, Any] = {
     **NO_OWNER,
     "due_at": None,
@@ -392,7 +405,10 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     sources = TRANSITIONS[name].sources
     ids = [task_id for task_id, _ in pairs]
     touch(ids)
-    replayed = _ended_in_workflows(ids) if sources & TERMINAL else []
+    replayed = []
+    if sources & TERMINAL:
+        ended = tasks().filter(pk__in=ids, status__in=TERMINAL, workflow__isnull=False)
+        replayed = list(ended.values_list("pk", "epoch", "workflow_id", "status"))
     changed = (
         tasks()
         .filter(matches_epochs(pairs), status__standing=sources)
@@ -415,13 +431,6 @@ def record_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
     """Insert the ending events of these tasks, and wake the leader if there are any."""
     if insert_ending_events(ids, status):
         ports.due.leader_work()
-
-
-def _ended_in_workflows(
-    ids: Sequence[uuid.UUID],
-) -> list[tuple[uuid.UUID, int, uuid.UUID | None, str]]:
-    ended = tasks().filter(pk__in=list(ids), status__in=TERMINAL, workflow__isnull=False)
-    return list(ended.values_list("pk", "epoch", "workflow_id", "status"))
 
 
 def write_running(queryset: TaskQuerySet, **writes: Any) -> int:

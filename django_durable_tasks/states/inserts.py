@@ -80,11 +80,6 @@ def encrypted_task(task: NewTask) -> NewTask:
     )
 
 
-def encrypted_tasks(tasks_: Sequence[NewTask]) -> list[NewTask]:
-    """Return new tasks with encrypted arguments."""
-    return [encrypted_task(task) for task in tasks_]
-
-
 def _encrypted_text(text: str, where: StorageLocation) -> str:
     value = encrypted(json.loads(text), where)
     return json.dumps(dict(value.envelope)) if isinstance(value, EncryptedValue) else text
@@ -341,6 +336,7 @@ def _shared_columns(task: NewTask, now: datetime) -> bytes:
     return b"".join(map(copied, values, _SHARED))
 
 
+_KEYS = ("idempotency_key", "open_key", "open_unique_key")
 _BULK, _SENT = 5_000, 500
 """The numbers of tasks of a statement, and of a part of a COPY that is sent at once."""
 _COPIED = 128
@@ -421,10 +417,15 @@ def _insert_unless_taken(task: NewTask) -> bool:
     if not task.has_key:
         tasks().bulk_create([row])
         return True
-    if callers_transaction() and _is_taken(row):
+    if callers_transaction():
         # After a duplicate-key error InnoDB keeps a lock on the existing index entry. The ending of
         # that task would wait for the caller's commit.
-        return False
+        keys = {name: getattr(row, name) for name in _KEYS if getattr(row, name) is not None}
+        of_tenant = tasks().filter(tenant_id=row.tenant_id)
+        if tasks().filter(pk=row.pk).exists() or any(
+            of_tenant.filter(**{name: key}).exists() for name, key in keys.items()
+        ):
+            return False
     try:
         with atomic():
             tasks().bulk_create([row])
@@ -441,28 +442,19 @@ def _insert_unless_in_conflict(task: NewTask) -> bool:
     return count(sql("create"), task._asdict()) == 1
 
 
-def _is_taken(row: Task) -> bool:
-    tenant = {"tenant_id": row.tenant_id}
-    names = ("idempotency_key", "open_key", "open_unique_key")
-    keys = [
-        {name: getattr(row, name), **tenant} for name in names if getattr(row, name) is not None
-    ]
-    return any(tasks().filter(**key).exists() for key in [{"pk": row.pk}, *keys])
-
-
 def create_many(new_tasks: Sequence[NewTask]) -> None:
     """Insert many tasks, one statement per batch.
 
     The caller has checked that their keys, if they have any, are free.
     """
-    new_tasks = encrypted_tasks(new_tasks)
+    new_tasks = [encrypted_task(task) for task in new_tasks]
     now = copy_time() if len(new_tasks) >= _COPIED else None
     for first in range(0, len(new_tasks), _BULK):
         batch = new_tasks[first : first + _BULK]
         if now is None:
             _insert(batch)
         else:
-            _copy(_slices(batch), now)
+            _copy((batch[at : at + _SENT] for at in range(0, len(batch), _SENT)), now)
     _announce_all(new_tasks)
 
 
@@ -478,18 +470,13 @@ def create_stream(
     """
     now = copy_time() if number >= _COPIED else None
     if now is None:
-        new_tasks: Sequence[NewTask] = encrypted_tasks([task for part in parts for task in part])
+        new_tasks = [encrypted_task(task) for part in parts for task in part]
         if new_tasks:
             _insert(new_tasks)
     else:
-        new_tasks = _copy(map(encrypted_tasks, parts), now, within)
+        new_tasks = _copy(([encrypted_task(task) for task in part] for part in parts), now, within)
     _announce_all(new_tasks)
     return new_tasks
-
-
-def _slices(batch: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
-    for first in range(0, len(batch), _SENT):
-        yield batch[first : first + _SENT]
 
 
 def _copy(

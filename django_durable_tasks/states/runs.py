@@ -11,13 +11,13 @@ from typing import Any
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 from django.db.models.functions import Cast
 
-from django_durable_tasks.choices import TERMINAL, Status
+from django_durable_tasks.choices import TERMINAL, LogStatus, Status
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import attempt_log
+from django_durable_tasks.states.attempt_log import AttemptResult
 from django_durable_tasks.states.claims import RUN_COLUMNS, Unstarted, run_of
-from django_durable_tasks.states.decisions import EndingDecision
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
     NO_OWNER,
@@ -242,33 +242,62 @@ def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:
     return list(tasks().filter(pk__in=[task_id for task_id, _ in pairs]).order_by("pk"))
 
 
-def end(ends: Sequence[EndingDecision]) -> int:
+def end(results: Sequence[AttemptResult]) -> int:
     """Write the verdicts of RUNNING tasks that ``locked_runs`` returned; return how many changed.
 
     The transitions are ``retry``, ``exhaust``, ``lose`` and ``cancel``. The caller inserts log
     entries and dead letters.
     """
-    if not ends:
+    if not results:
         return 0
-    guard = matches_epochs((end.task_id, end.epoch) for end in ends)
+    verdicts = {result.task.pk: result.verdict for result in results}
+    closed = [task_id for task_id, verdict in verdicts.items() if verdict.status in TERMINAL]
+    failed = {task_id: Value(verdict.failed) for task_id, verdict in verdicts.items()}
+    crashed = {task_id: Value(verdict.crashed) for task_id, verdict in verdicts.items()}
+    # A cancelled task keeps its reason, because the cancellation request has written it.
+    reasons = {
+        task_id: F("reason") if verdict.reason == "CANCELLED" else Value(verdict.reason)
+        for task_id, verdict in verdicts.items()
+    }
+    errors = {result.task.pk: Value(result.outcome.error) for result in results}
+    limits, alone, queues, due_at = (dict[uuid.UUID, Any]() for _ in range(4))
+    for result in results:
+        task, verdict, outcome = result.task, result.verdict, result.outcome
+        if outcome.max_attempts is not None:
+            limits[task.pk] = Value(outcome.max_attempts)
+        if task.in_batch and verdict.log == LogStatus.LOST:
+            alone[task.pk] = Value(False)  # its next run is alone
+        if outcome.queue is not None and verdict.log == LogStatus.RETRY:
+            queues[task.pk] = Value(outcome.queue)
+        if verdict.status == Status.PENDING:
+            due_at[task.pk] = after(result.delay)
+    writes = {
+        "status": _by_task({key: Value(verdict.status) for key, verdict in verdicts.items()}),
+        "failures": F("failures") + _by_task(failed, Value(0)),
+        "crashes": F("crashes") + _by_task(crashed, Value(0)),
+        "last_error": _by_task(errors, Value("")),
+        "reason": _by_task(reasons, Value("")),
+        **({"max_attempts": _by_task(limits, F("max_attempts"))} if limits else {}),
+        **({"in_batch": _by_task(alone, F("in_batch"))} if alone else {}),
+        **({"queue": _by_task(queues, F("queue"))} if queues else {}),
+        "due_at": _by_task(due_at) if due_at else None,
+        "completed_at": Case(When(pk__in=closed, then=DatabaseNow()), default=None),
+        "open_key": Case(When(pk__in=closed, then=None), default=F("open_key")),
+        "open_unique_key": Case(When(pk__in=closed, then=None), default=F("open_unique_key")),
+        "epoch": F("epoch") + 1,
+        "publish_count": 0,
+        "updated_at": DatabaseNow(),
+    }
+    guard = matches_epochs((result.task.pk, result.task.epoch) for result in results)
     running = tasks().filter(guard, status__standing=[Status.RUNNING])
-    changed = running.update(
-        **_verdicts(ends),
-        **_closings(ends),
-        epoch=F("epoch") + 1,
-        publish_count=0,
-        updated_at=DatabaseNow(),
-        **NO_OWNER,
-    )
-    for name, status in {(end.verdict.transition, end.verdict.status) for end in ends}:
-        group = [
-            end.task_id
-            for end in ends
-            if (end.verdict.transition, end.verdict.status) == (name, status)
-        ]
+    changed = running.update(**writes, **NO_OWNER)
+    groups: dict[tuple[str, Status], list[uuid.UUID]] = {}
+    for task_id, verdict in verdicts.items():
+        groups.setdefault((verdict.transition, verdict.status), []).append(task_id)
+    for (name, status), ids in groups.items():
         if status in TERMINAL:
-            record_endings(group, status)
-        announce(name, status, group)
+            record_endings(ids, status)
+        announce(name, status, ids)
     return changed
 
 
@@ -276,43 +305,3 @@ def _by_task(values: dict[uuid.UUID, Any], default: Any = None) -> Any:
     return Case(
         *(When(pk=task_id, then=value) for task_id, value in values.items()), default=default
     )
-
-
-def _verdicts(ends: Sequence[EndingDecision]) -> dict[str, Any]:
-    """Return the new status, budgets, reason and error of each task."""
-    # A cancelled task keeps its reason, because the cancellation request has written it.
-    reasons = {
-        end.task_id: F("reason") if end.verdict.reason == "CANCELLED" else Value(end.verdict.reason)
-        for end in ends
-    }
-    failed = {end.task_id: Value(end.verdict.failed) for end in ends}
-    crashed = {end.task_id: Value(end.verdict.crashed) for end in ends}
-    limits = {end.task_id: Value(end.max_attempts) for end in ends if end.max_attempts is not None}
-    alone = {end.task_id: Value(False) for end in ends if end.leaves_batch}
-    return {
-        "status": _by_task({end.task_id: Value(end.verdict.status) for end in ends}),
-        "failures": F("failures") + _by_task(failed, Value(0)),
-        "crashes": F("crashes") + _by_task(crashed, Value(0)),
-        "last_error": _by_task({end.task_id: Value(end.error) for end in ends}, Value("")),
-        "reason": _by_task(reasons, Value("")),
-        **({"max_attempts": _by_task(limits, F("max_attempts"))} if limits else {}),
-        **({"in_batch": _by_task(alone, F("in_batch"))} if alone else {}),
-    }
-
-
-def _closings(ends: Sequence[EndingDecision]) -> dict[str, Any]:
-    """Return ``due_at`` and queue of retried tasks, and the cleared columns of ended tasks."""
-    closed = [end.task_id for end in ends if end.verdict.status in TERMINAL]
-    due_at = {end.task_id: after(end.delay) for end in ends if end.verdict.status == Status.PENDING}
-    queues = {
-        end.task_id: Value(end.queue)
-        for end in ends
-        if end.queue is not None and end.verdict.status == Status.PENDING
-    }
-    return {
-        **({"queue": _by_task(queues, F("queue"))} if queues else {}),
-        "due_at": _by_task(due_at) if due_at else None,
-        "completed_at": Case(When(pk__in=closed, then=DatabaseNow()), default=None),
-        "open_key": Case(When(pk__in=closed, then=None), default=F("open_key")),
-        "open_unique_key": Case(When(pk__in=closed, then=None), default=F("open_unique_key")),
-    }

@@ -166,45 +166,6 @@ def prepares(settings: dict[str, Any]) -> bool:
     return not settings.get("DISABLE_SERVER_SIDE_CURSORS")
 
 
-def _options_for(
-    vendor: str, patience: TimeLimits, options: dict[str, Any], prepared: bool
-) -> dict[str, Any]:
-    options.pop("pool", None)
-    if vendor == "postgresql":
-        if import_string(f"{_DRIVER}.is_psycopg3"):
-            options |= {"server_side_binding": True, "prepare_threshold": 1 if prepared else None}
-        # The statements of this package lock rows and check the locked version. A stricter level
-        # would raise an error instead.
-        options["isolation_level"] = import_string(f"{_DRIVER}.IsolationLevel").READ_COMMITTED
-        # Without keepalives, a request to a server that vanished after receiving it waits for two
-        # hours.
-        alive = {"keepalives_idle": 5, "keepalives_interval": 3, "keepalives_count": 3}
-        options = {"connect_timeout": 3, "tcp_user_timeout": 10_000} | alive | options
-    elif vendor == "mysql":
-        wait = max(1, round(patience.statement))
-        options = {"connect_timeout": 3} | options | {"read_timeout": wait, "write_timeout": wait}
-        options["isolation_level"] = "read committed"
-    return options
-
-
-def _limits_for(vendor: str, patience: TimeLimits) -> list[str]:
-    lock, statement, idle = (
-        round(1000 * wait) for wait in (patience.lock, patience.statement, patience.idle)
-    )
-    if vendor == "postgresql":
-        return [
-            f"SET statement_timeout = {statement}",
-            f"SET lock_timeout = {lock}",
-            f"SET idle_in_transaction_session_timeout = {idle}",
-            "SET default_transaction_isolation = 'read committed'",
-        ]
-    if vendor == "mysql":
-        # MariaDB executes the comment. MySQL has no time limit for an idle transaction.
-        asleep = f"/*M!100300 , idle_transaction_timeout = {max(1, idle // 1000)} */"
-        return [f"SET innodb_lock_wait_timeout = {max(1, lock // 1000)} {asleep}"]
-    return []
-
-
 def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
     settings = copy.deepcopy(connections.settings[alias])
     vendor = connections[alias].vendor
@@ -214,18 +175,47 @@ def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
         "ATOMIC_REQUESTS": False,
         "AUTOCOMMIT": True,
     }
-    settings["OPTIONS"] = _options_for(
-        vendor, patience, dict(settings.get("OPTIONS") or {}), prepares(settings)
+    options: dict[str, Any] = dict(settings.get("OPTIONS") or {})
+    limits = list[str]()
+    options.pop("pool", None)
+    lock, statement, idle = (
+        round(1000 * wait) for wait in (patience.lock, patience.statement, patience.idle)
     )
+    if vendor == "postgresql":
+        if import_string(f"{_DRIVER}.is_psycopg3"):
+            threshold = 1 if prepares(settings) else None
+            options |= {"server_side_binding": True, "prepare_threshold": threshold}
+        # The statements of this package lock rows and check the locked version. A stricter level
+        # would raise an error instead.
+        options["isolation_level"] = import_string(f"{_DRIVER}.IsolationLevel").READ_COMMITTED
+        # Without keepalives, a request to a server that vanished after receiving it waits for two
+        # hours.
+        alive = {"keepalives_idle": 5, "keepalives_interval": 3, "keepalives_count": 3}
+        options = {"connect_timeout": 3, "tcp_user_timeout": 10_000} | alive | options
+        limits = [
+            f"SET statement_timeout = {statement}",
+            f"SET lock_timeout = {lock}",
+            f"SET idle_in_transaction_session_timeout = {idle}",
+            "SET default_transaction_isolation = 'read committed'",
+        ]
+    elif vendor == "mysql":
+        wait = max(1, round(patience.statement))
+        options = {"connect_timeout": 3} | options | {"read_timeout": wait, "write_timeout": wait}
+        options["isolation_level"] = "read committed"
+        # MariaDB executes the comment. MySQL has no time limit for an idle transaction.
+        asleep = f"/*M!100300 , idle_transaction_timeout = {max(1, idle // 1000)} */"
+        limits = [f"SET innodb_lock_wait_timeout = {max(1, lock // 1000)} {asleep}"]
+    if settings.get("DISABLE_SERVER_SIDE_CURSORS"):
+        # Behind a pooler (Django's documented setting for one) a SET would remain in a session that
+        # others use.
+        limits = []
+    settings["OPTIONS"] = options
     connection: BaseDatabaseWrapper = load_backend(settings["ENGINE"]).DatabaseWrapper(
         settings, alias
     )
     connection.inc_thread_sharing()
     connection.ensure_connection()
     read_jsonb_quickly(connection.connection)
-    # Behind a pooler (Django's documented setting for one) a SET would remain in a session that
-    # others use.
-    limits = [] if settings.get("DISABLE_SERVER_SIDE_CURSORS") else _limits_for(vendor, patience)
     try:
         with connection.cursor() as cursor:
             for limit in limits:
@@ -288,28 +278,23 @@ def dedicated_connection(patience: TimeLimits = WORK) -> Iterator[None]:
         yield
         return
     before = connections[alias]
-    with _no_fork_meanwhile(before):
-        yield from _lend(alias, patience, before)
-
-
-def _lend(alias: str, patience: TimeLimits, before: BaseDatabaseWrapper) -> Iterator[None]:
     key = alias, patience
-    connection = _pool.borrow(key, lambda: _create(alias, patience))
-    connections[alias] = connection
-    usable = False
-    try:
-        yield
-        usable = True
-    except DurableTasksError:
-        usable = True
-        raise
-    finally:
-        # Any other exception may have interrupted the driver during a statement.
-        connections[alias] = before
-        if usable:
-            _pool.give_back(key, connection)
-        else:
-            _pool.drop(connection)
+    with _no_fork_meanwhile(before):
+        connections[alias] = connection = _pool.borrow(key, lambda: _create(alias, patience))
+        usable = False
+        try:
+            yield
+            usable = True
+        except DurableTasksError:
+            usable = True
+            raise
+        finally:
+            # Any other exception may have interrupted the driver during a statement.
+            connections[alias] = before
+            if usable:
+                _pool.give_back(key, connection)
+            else:
+                _pool.drop(connection)
 
 
 def cursor(*, binary: bool = False) -> Any:
@@ -412,7 +397,11 @@ def roll_back_left(name: str, before: Mapping[str, int] | None = None) -> list[s
     """
     left = []
     for connection in connections.all(initialized_only=True):
-        own = _of_test_case(connection) if before is None else before.get(connection.alias, 0)
+        if before is None:
+            blocks: list[Any] = connection.atomic_blocks
+            own = sum(bool(block._from_testcase) for block in blocks)
+        else:
+            own = before.get(connection.alias, 0)
         if _is_as_before(connection, own):
             continue
         left.append(connection.alias)
@@ -437,10 +426,6 @@ def left_open(name: str) -> TransactionManagementError:
         f"The function of the atomic task {name} entered transaction.atomic() without leaving it,"
         " or left a block that it had not entered. Its writes were rolled back."
     )
-
-
-def _of_test_case(connection: Any) -> int:
-    return sum(bool(block._from_testcase) for block in connection.atomic_blocks)
 
 
 def _is_as_before(connection: Any, own: int) -> bool:

@@ -266,7 +266,9 @@ class Isolation(Generic[K]):
                 else:
                     on_failure(key, error)
             else:
-                self._worked(key)
+                if self._items:
+                    with self._lock:
+                        self._items.pop(key, None)
         return found
 
     def _postpone(self, key: K, error: BaseException) -> None:
@@ -291,11 +293,6 @@ class Isolation(Generic[K]):
             exc_info=error if before is None else None,
         )
 
-    def _worked(self, key: K) -> None:
-        if self._items:
-            with self._lock:
-                self._items.pop(key, None)
-
 
 # Explains why the database cannot be used: it is unavailable, or its tables do not fit this
 # release.
@@ -314,22 +311,19 @@ def is_unmigrated(error: BaseException) -> bool:
     return _PREFIX in text and (code_of(error) in UNDEFINED or text.startswith(_MISSING_IN_SQLITE))
 
 
-def _app_of(error: BaseException) -> str:
-    """Return the label of the app whose table the error names: this package or an optional app."""
-    text = str(error)
-    named = [model for model in apps.get_models() if model._meta.db_table in text]
-    longest = max(named, key=lambda model: len(model._meta.db_table), default=None)
-    return "django_durable_tasks" if longest is None else longest._meta.app_label
-
-
 def reason_of(error: BaseException) -> str:
     """Return why the database could not be used, with the remedy if there is one.
 
     The text contains no data of rows.
     """
     if is_unmigrated(error):
-        alias = conf.settings().DATABASE
-        where = "" if alias == "default" else f" {_app_of(error)} --database {alias}"
+        alias, where = conf.settings().DATABASE, ""
+        if alias != "default":
+            # The app whose table the error names: this package or an optional app.
+            named = [model for model in apps.get_models() if model._meta.db_table in str(error)]
+            longest = max(named, key=lambda model: len(model._meta.db_table), default=None)
+            app = "django_durable_tasks" if longest is None else longest._meta.app_label
+            where = f" {app} --database {alias}"
         return (
             f"the tables of django_durable_tasks in database {alias!r} are missing or older than"
             f" this release ({str(error).splitlines()[0]}); run `manage.py migrate{where}`"

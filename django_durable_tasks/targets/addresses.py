@@ -215,41 +215,22 @@ def parsed_url(text: object) -> TargetUrl:
     if found is None:
         raise InvalidTarget("url must begin with http:// or https://.")
     scheme, authority, rest = found[1].lower(), found[2], found[3]
-    host, port = _host_and_port(authority, scheme)
-    path = rest if rest.startswith("/") else f"/{rest}"
-    return TargetUrl(
-        scheme=scheme,
-        host=host,
-        port=port,
-        path=_encoded(path),
-        literal=parsed_address(host),
-    )
-
-
-def _encoded(path: str) -> str:
-    try:
-        return quote(path, safe=_SAFE)
-    except UnicodeEncodeError:
-        raise InvalidTarget("url contains a lone surrogate, which is not UTF-8.") from None
-
-
-def _host_and_port(authority: str, scheme: str) -> tuple[str, int]:
     if "@" in authority:
         raise InvalidTarget(
             "url contains a user name or a password: send them in the header Authorization."
         )
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None:
+    parts = _AUTHORITY.fullmatch(authority)
+    if parts is None:
         raise InvalidTarget(f"url: {authority[:100]!r} is not a host name with an optional port.")
-    return _host(found[1]), _port(found[2], scheme)
-
-
-def _port(text: str | None, scheme: str) -> int:
-    if not text:
-        return _PORTS[scheme]
-    if len(text) > 5 or not 0 < int(text) < 65_536:
-        raise InvalidTarget(f"url: the port {text[:20]} is not between 1 and 65535.")
-    return int(text)
+    host, port = _host(parts[1]), parts[2] or str(_PORTS[scheme])
+    if len(port) > 5 or not 0 < int(port) < 65_536:
+        raise InvalidTarget(f"url: the port {port[:20]} is not between 1 and 65535.")
+    try:
+        path = quote(rest if rest.startswith("/") else f"/{rest}", safe=_SAFE)
+    except UnicodeEncodeError:
+        raise InvalidTarget("url contains a lone surrogate, which is not UTF-8.") from None
+    literal = parsed_address(host)
+    return TargetUrl(scheme=scheme, host=host, port=int(port), path=path, literal=literal)
 
 
 def _host(text: str) -> str:
@@ -304,18 +285,16 @@ class AddressPolicy:
 
     def check_port(self, url: TargetUrl) -> None:
         """Raise InvalidTarget if no rule opens the port of this URL."""
-        if url.port in self.ports or any(self._has_port(entry, url) for entry in self.allow):
+        # The addresses of a host name are unknown here, so that a network counts by its port.
+        if url.port in self.ports or any(
+            entry.port == url.port and (entry.network is not None or entry.host == url.host)
+            for entry in self.allow
+        ):
             return
         ports = ", ".join(str(port) for port in sorted(self.ports))
         raise InvalidTarget(
             f"url: port {url.port} is not allowed (DURABLE_TASKS['HTTP_PORTS']: {ports})."
         )
-
-    def _has_port(self, entry: AllowEntry, url: TargetUrl) -> bool:
-        if entry.port != url.port:
-            return False
-        # The addresses of a host name are unknown here, so that a network counts by its port.
-        return entry.network is not None or entry.host == url.host
 
     def why_refused(self, url: TargetUrl, address: Address) -> str | None:
         """Return why a request to this address is refused, for the operator; None if it is not."""

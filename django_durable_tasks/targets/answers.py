@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -157,14 +157,11 @@ def delay(backoff: Sequence[float], failures: int, asked: float | None, draw: fl
 def checked_statuses(retry_on: object, no_retry_on: object) -> RetryStatuses:
     """Return which statuses are retried; raises InvalidTarget."""
     only, never = statuses("retry_on", retry_on), statuses("no_retry_on", no_retry_on)
-    _check_apart(only or frozenset(), never or frozenset())
-    return RetryStatuses(only=only, never=never or frozenset())
-
-
-def _check_apart(only: Collection[int], never: Collection[int]) -> None:
-    both = sorted(set(only) & set(never))
+    never = never or frozenset()
+    both = sorted((only or frozenset()) & never)
     if both:
         raise InvalidTarget(f"retry_on and no_retry_on both contain {both[0]}: remove it from one.")
+    return RetryStatuses(only=only, never=never)
 
 
 # The circuit breaker of an endpoint: when it opens, for how long, and when a request may probe.

@@ -111,36 +111,30 @@ def checked_request_headers(value: object) -> dict[str, str]:
     if len(value) > HEADERS_MAX:
         raise InvalidTarget(f"headers: {len(value)} were given, at most {HEADERS_MAX} are allowed.")
     found: dict[str, str] = {}
+    plain_names = set[str]()
     for name, text in value.items():
-        _check_name(name, found)
-        found[name] = _checked_value(name, text)
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidTarget(f"headers: {name!r} is not a name of a header.")
+        # Many servers read an underscore as a hyphen.
+        plain = name.lower().replace("_", "-")
+        if plain in _OURS or plain.startswith(_OUR_PREFIXES):
+            raise InvalidTarget(f"headers: {name} is set by the sender and cannot be given.")
+        if plain in plain_names:
+            raise InvalidTarget(f"headers: {name} was given twice.")
+        stripped = text.strip(" \t") if isinstance(text, str) else text
+        if not isinstance(stripped, str) or not _VALUE.fullmatch(stripped):
+            # The value is omitted, because it may be a secret.
+            raise InvalidTarget(
+                f"headers: the value of {name} is not a string of printable ASCII characters."
+            )
+        plain_names.add(plain)
+        found[name] = stripped
     size = sum(len(name) + len(text) for name, text in found.items())
     if size > HEADERS_MAX_BYTES:
         raise InvalidTarget(
             f"headers have {size:,} bytes, at most {HEADERS_MAX_BYTES:,} are allowed."
         )
     return found
-
-
-def _check_name(name: object, found: Mapping[str, str]) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidTarget(f"headers: {name!r} is not a name of a header.")
-    # Many servers read an underscore as a hyphen.
-    plain = name.lower().replace("_", "-")
-    if plain in _OURS or plain.startswith(_OUR_PREFIXES):
-        raise InvalidTarget(f"headers: {name} is set by the sender and cannot be given.")
-    if plain in {other.lower().replace("_", "-") for other in found}:
-        raise InvalidTarget(f"headers: {name} was given twice.")
-
-
-def _checked_value(name: str, text: object) -> str:
-    value = text.strip(" \t") if isinstance(text, str) else text
-    if not isinstance(value, str) or not _VALUE.fullmatch(value):
-        # The value is omitted, because it may be a secret.
-        raise InvalidTarget(
-            f"headers: the value of {name} is not a string of printable ASCII characters."
-        )
-    return value
 
 
 def masked_headers(headers: Iterable[tuple[str, str]], names: str) -> list[list[str]]:
@@ -324,7 +318,10 @@ def http_request(
     arguments: Mapping[str, Any], limits: HttpLimits, *, is_setting: bool = False
 ) -> HttpRequest:
     """Return the checked request; raises InvalidTarget. ``is_setting``: as of ``endpoint_name``."""
-    method, url = _method(arguments.get("method", "POST")), parsed_url(arguments.get("url"))
+    method = arguments.get("method", "POST")
+    if not isinstance(method, str) or method.upper() not in _METHODS:
+        raise InvalidTarget(f"method={method!r}: give one of {', '.join(_METHODS)}.")
+    method, url = method.upper(), parsed_url(arguments.get("url"))
     limits.policy.check(url)
     headers = checked_request_headers(arguments.get("headers"))
     body = arguments.get("body")
@@ -365,7 +362,9 @@ def body_text(body: object) -> str | None:
     if body is None:
         return None
     try:
-        text = body if isinstance(body, str) else _json(body)
+        text = body
+        if not isinstance(text, str):
+            text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         text.encode()
     except UnicodeEncodeError:
         raise InvalidTarget("body contains a lone surrogate, which is not UTF-8.") from None
@@ -376,10 +375,6 @@ def body_text(body: object) -> str | None:
     return text
 
 
-def _json(body: object) -> str:
-    return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-
-
 def stored_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments as they are stored: with the body as text, because a database may
     change the order of keys in JSON.
@@ -387,12 +382,6 @@ def stored_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "body" not in arguments:
         return dict(arguments)
     return {**arguments, "body": body_text(arguments["body"])}
-
-
-def _method(value: object) -> str:
-    if not isinstance(value, str) or value.upper() not in _METHODS:
-        raise InvalidTarget(f"method={value!r}: give one of {', '.join(_METHODS)}.")
-    return value.upper()
 
 
 def _timeout(value: object, limits: HttpLimits) -> float:

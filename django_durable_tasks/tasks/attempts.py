@@ -19,14 +19,7 @@ from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, transitions
-from django_durable_tasks.states.decisions import (
-    Budgets,
-    EndingDecision,
-    EndingKind,
-    Outcome,
-    Verdict,
-    decide,
-)
+from django_durable_tasks.states.decisions import Budgets, EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.states.transitions import ClaimedTask, Unstarted
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -139,7 +132,7 @@ def _refused_as_duplicate(
         if transitions.skip(this, "DUPLICATE"):
             result = attempt_log.AttemptResult(
                 task=row,
-                log=LogStatus.DUPLICATE,
+                verdict=Verdict(transition="skip", status=Status.SKIPPED, log=LogStatus.DUPLICATE),
                 outcome=Outcome(kind=EndingKind.IGNORED),
                 worker=place.worker,
                 celery_id=celery_id,
@@ -256,39 +249,42 @@ def _end_runs(
 ) -> dict[uuid.UUID, Verdict]:
     with tables.atomic():
         rows = transitions.locked_runs(queryset, limit)
-        results, ends, failures = [], [], []
+        results = []
         for row in rows:
             outcome = outcome_of(row)
-            verdict = decide(outcome, _budgets(row))
-            result = attempt_log.AttemptResult(
-                task=row,
-                log=verdict.log,
-                outcome=outcome,
-                worker=worker,
-                celery_id=celery_id or _celery_id(row),
+            budgets = Budgets(
+                failures=row.failures,
+                max_attempts=row.max_attempts,
+                crashes=row.crashes,
+                max_crashes=row.max_crashes,
+                on_orphan=row.on_orphan,
+                cancel_requested=row.cancel_requested_at is not None,
+                in_batch=row.in_batch,
             )
-            delay = _delay(row, outcome) if verdict.log == LogStatus.RETRY else outcome.delay or 0.0
-            ends.append(
-                EndingDecision(
-                    task_id=row.pk,
-                    epoch=row.epoch,
+            verdict = decide(outcome, budgets)
+            delay = outcome.delay
+            if verdict.log == LogStatus.RETRY:
+                delay = _backoff(row) if delay is None else delay
+                delay = max(0.0, delay) if delay <= DELAY_MAX else DELAY_MAX  # also for NaN
+            results.append(
+                attempt_log.AttemptResult(
+                    task=row,
                     verdict=verdict,
-                    delay=delay,
-                    error=outcome.error,
-                    queue=outcome.queue if verdict.log == LogStatus.RETRY else None,
-                    max_attempts=outcome.max_attempts,
-                    leaves_batch=row.in_batch and verdict.log == LogStatus.LOST,
+                    outcome=outcome,
+                    worker=worker,
+                    celery_id=celery_id or f"{row.pk}.{row.epoch - 1}.{row.publish_count}",
+                    delay=delay or 0.0,
                 )
             )
-            results.append(result)
-            if verdict.status == Status.FAILED:
-                failures.append((result, verdict.reason))
-        if rows:
-            transitions.end(ends)
+        if results:
+            transitions.end(results)
             attempt_log.log_endings(results)
-            if failures:
-                attempt_log.open_dead_letters(failures)
-    return {end.task_id: end.verdict for end in ends}
+            failed = [result for result in results if result.verdict.status == Status.FAILED]
+            if failed:
+                attempt_log.open_dead_letters(
+                    [(result.task, result.outcome, result.verdict.reason) for result in failed]
+                )
+    return {result.task.pk: result.verdict for result in results}
 
 
 @retry_on_deadlock
@@ -308,27 +304,6 @@ def end_run_of_dead_child(
     with tables.atomic():
         run = open_run(task_id, epoch, place, celery_id, None)
         return isinstance(run, Run) and fail(run, outcome, place.worker) is not None
-
-
-def _budgets(row: Task) -> Budgets:
-    return Budgets(
-        failures=row.failures,
-        max_attempts=row.max_attempts,
-        crashes=row.crashes,
-        max_crashes=row.max_crashes,
-        on_orphan=row.on_orphan,
-        cancel_requested=row.cancel_requested_at is not None,
-        in_batch=row.in_batch,
-    )
-
-
-def _celery_id(row: Task) -> str:
-    return f"{row.pk}.{row.epoch - 1}.{row.publish_count}"
-
-
-def _delay(row: Task, outcome: Outcome) -> float:
-    delay = _backoff(row) if outcome.delay is None else outcome.delay
-    return max(0.0, delay) if delay <= DELAY_MAX else DELAY_MAX  # DELAY_MAX for NaN, too
 
 
 def _backoff(row: Task) -> float:
@@ -445,7 +420,8 @@ def _claim(
         # are read again.
         for reread in (False, True):
             ids = release.select_next(waiting, now, limit, usage, reread=reread)
-            claimed = _claim_waiting(ids, node) if ids else []
+            wait = conf.settings().REPUBLISH_AFTER
+            claimed = transitions.claim_these(ids, node, wait, waiting=True) if ids else []
             fit = gate.admit_claimed(in_publishing_order(claimed, now), in_turn=True)
             admitted += fit
             if len(claimed) == len(ids):
@@ -454,7 +430,3 @@ def _claim(
                 usage.add(task.name, task.queue, task.tenant_id, task.limit_key, task.weight)
         gate.close()
     return admitted
-
-
-def _claim_waiting(ids: Sequence[uuid.UUID], node: uuid.UUID) -> list[ClaimedTask]:
-    return transitions.claim_these(ids, node, conf.settings().REPUBLISH_AFTER, waiting=True)

@@ -297,38 +297,29 @@ def _update_or_insert(call: Call, task: NewTask, key: str) -> uuid.UUID | None:
 
 def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
     this = tables.tasks().filter(pk=row.pk)
+    expires_at: Any = task.expires_at
+    if expires_at is None and task.expires_in is not None:
+        expires_at = (task.run_at or tables.NOW) + timedelta(seconds=task.expires_in)
     args, kwargs = json.loads(task.args), json.loads(task.kwargs)
     options = json.loads(task.options) if task.options else None
     if row.attempts and call.task.target.type is TargetType.HTTP_CALLBACK:
         is_edited = (args, kwargs) != (row.args, row.kwargs)
         options = http_request.content_id_of_call(row.options, options, is_edited=is_edited)
     transitions.return_to_pending(this, 0)
+    same = ("priority", "queue", "max_attempts", "max_crashes", "on_orphan", "limit_key", "weight")
     transitions.edit(
         this,
+        **{name: getattr(task, name) for name in (*same, "in_batch")},
         args=args,
         kwargs=kwargs,
-        priority=task.priority,
-        queue=task.queue,
         run_at=call.options.run_at or tables.NOW,
-        expires_at=_expiry(task),
-        max_attempts=task.max_attempts,
-        max_crashes=task.max_crashes,
-        on_orphan=task.on_orphan,
+        expires_at=expires_at,
         options=options,
         expected_duration=(
             timedelta(seconds=task.expected_duration) if task.expected_duration else None
         ),
-        limit_key=task.limit_key,
-        weight=task.weight,
-        in_batch=task.in_batch,
     )
     return row.id
-
-
-def _expiry(task: NewTask) -> Any:
-    if task.expires_at is not None or task.expires_in is None:
-        return task.expires_at
-    return (task.run_at or tables.NOW) + timedelta(seconds=task.expires_in)
 
 
 def key_owners(task: NewTask) -> list[uuid.UUID]:
@@ -373,30 +364,19 @@ def _repeated(create: Callable[[Call, NewTask], _Created], call: Call, task: New
         try:
             return create(call, task)
         except OperationalError as error:
-            if not _may_be_repeated(error):
+            # MariaDB and MySQL report a deadlock if two transactions insert the same key just after
+            # a third one released it. Without a transaction nothing was written.
+            connection = connections[tables.database()]
+            alone = not connection.in_atomic_block and connection.get_autocommit()
+            if not alone or code_of(error) not in DEADLOCKS:
                 raise
     return create(call, task)
-
-
-def _may_be_repeated(error: OperationalError) -> bool:
-    """Return whether the insert may be repeated: nothing was written, and the error is a deadlock.
-
-    MariaDB and MySQL report a deadlock if two transactions insert the same key just after a third
-    one released it.
-    """
-    connection = connections[tables.database()]
-    alone = not connection.in_atomic_block and connection.get_autocommit()
-    return alone and code_of(error) in DEADLOCKS
 
 
 def _create(call: Call, task: NewTask) -> uuid.UUID:
     if task.key is not None:
         return upsert(call, task, task.key)
     return task.id if insert(task) else _with_taken_key(call, task)
-
-
-def _create_row(call: Call, task: NewTask) -> Task:
-    return insert_row(task) or tables.tasks().get(pk=_with_taken_key(call, task))
 
 
 def _with_taken_key(call: Call, task: NewTask) -> uuid.UUID:
@@ -439,7 +419,11 @@ def _submit_waiting(call: Call) -> uuid.UUID:
 def schedule(call: Call) -> Task:
     """Create the task as ``submit`` does; return the model instance."""
     if call.options.depends_on is None and call.options.key is None:
-        return _repeated(_create_row, call, planned(call))
+
+        def create_row(call: Call, task: NewTask) -> Task:
+            return insert_row(task) or tables.tasks().get(pk=_with_taken_key(call, task))
+
+        return _repeated(create_row, call, planned(call))
     row: Task = tables.tasks().get(pk=submit(call))
     return row
 
@@ -496,7 +480,16 @@ def _create_all(
     seconds, because the ``statement_timeout`` of PostgreSQL counts them. The iterable may use the
     connection. It is read one part ahead, before the part is written.
     """
-    _check_keys(task, options)
+    if options.depends_on is not None:
+        raise InvalidOption(
+            "schedule_many() takes no depends_on: build a Workflow, or schedule those one by one."
+        )
+    keys = (options.task_id, options.key, options.idempotency_key, task.options.unique)
+    if any(key is not None for key in keys):
+        raise InvalidOption(
+            "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
+            " one."
+        )
     found, rest = template(task, options), iter(arguments)
     calls = _tuples(rest)
     with_trace = tracer(found, calls, arguments)
@@ -509,7 +502,11 @@ def _create_all(
             if found.calls_project_code:
                 _create_built(with_trace(found.many(calls)), written)
             else:
-                _create_building(map(with_trace, found.slices(calls)), len(calls), written)
+                parts, created = map(with_trace, found.slices(calls)), list[NewTask]()
+                while len(created) < len(calls):
+                    rest_of_part = len(calls) - len(created)
+                    created += transitions.create_stream(parts, rest_of_part, _OVERLAP)
+                written(created)
             calls = following
 
 
@@ -519,32 +516,8 @@ def _create_built(new: Sequence[NewTask], written: Callable[[Sequence[NewTask]],
         written(new)
 
 
-def _create_building(
-    parts: Iterator[Sequence[NewTask]],
-    number: int,
-    written: Callable[[Sequence[NewTask]], None],
-) -> None:
-    created = list[NewTask]()
-    while len(created) < number:
-        created += transitions.create_stream(parts, number - len(created), _OVERLAP)
-    written(created)
-
-
 def _tuples(rest: Iterator[Iterable[Any]]) -> list[tuple[Any, ...]]:
     return [tuple(args) for args in islice(rest, BULK)]
-
-
-def _check_keys(task: Registered, options: CallOptions) -> None:
-    if options.depends_on is not None:
-        raise InvalidOption(
-            "schedule_many() takes no depends_on: build a Workflow, or schedule those one by one."
-        )
-    keys = (options.task_id, options.key, options.idempotency_key, task.options.unique)
-    if any(key is not None for key in keys):
-        raise InvalidOption(
-            "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
-            " one."
-        )
 
 
 def needs_own_insert(call: Call, task: NewTask) -> bool:

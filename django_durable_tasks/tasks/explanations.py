@@ -109,6 +109,14 @@ _FAILED = {
 }
 
 
+_ENDED = {
+    Status.SUCCESS: "It is done",
+    Status.CANCELLED: "It was cancelled",
+    Status.SKIPPED: "It was skipped",
+    Status.EXPIRED: "It expired: no worker started it before its expires_at",
+}
+
+
 def ago(seconds: float) -> str:
     """Return a duration as text: 45 s, 12 min, 3 h 20 min, 5 d."""
     whole = int(abs(seconds))
@@ -126,7 +134,24 @@ def explain(it: TaskSituation) -> list[Sentence]:
     """Return what prevents the next step of the task, the most severe reason first; at least one
     sentence.
     """
-    sentences = _BY_STATUS[Status(it.status)](it)
+    match it.status:
+        case Status.BLOCKED:
+            others = f"{it.unresolved} other tasks or people"
+            if it.unresolved == 1:
+                others = "1 other task or person"
+            sentences = [_wait(f"It waits for {others}.")]
+        case Status.PENDING:
+            sentences = _pending(it)
+        case Status.QUEUED:
+            sentences = _queued(it)
+        case Status.RUNNING:
+            sentences = _running(it)
+        case Status.FAILED:
+            sentences = [_trouble(_FAILED.get(it.reason, f"It failed: {it.reason}."))]
+        case _:
+            why = {"": "", it.status: ""}.get(it.reason, f": {it.reason}")
+            level = Level.FINE if it.status == Status.SUCCESS else Level.WAIT
+            sentences = [Sentence(level, f"{_ENDED[Status(it.status)]}{why}.")]
     return sorted(sentences, key=lambda sentence: list(Level).index(sentence.level), reverse=True)
 
 
@@ -179,13 +204,6 @@ def _around(it: TaskSituation) -> list[Sentence]:
             )
         )
     return found
-
-
-def _blocked(it: TaskSituation) -> list[Sentence]:
-    others = (
-        "1 other task or person" if it.unresolved == 1 else f"{it.unresolved} other tasks or people"
-    )
-    return [_wait(f"It waits for {others}.")]
 
 
 def _pending(it: TaskSituation) -> list[Sentence]:
@@ -299,36 +317,3 @@ def _running(it: TaskSituation) -> list[Sentence]:
             )
         )
     return found
-
-
-def _failed(it: TaskSituation) -> list[Sentence]:
-    return [_trouble(_FAILED.get(it.reason, f"It failed: {it.reason}."))]
-
-
-def _ended(it: TaskSituation) -> list[Sentence]:
-    why = {"": "", it.status: ""}.get(it.reason, f": {it.reason}")
-    words = {
-        "SUCCESS": "It is done",
-        "CANCELLED": "It was cancelled",
-        "SKIPPED": "It was skipped",
-        "EXPIRED": "It expired: no worker started it before its expires_at",
-    }
-    return [
-        Sentence(
-            Level.FINE if it.status == Status.SUCCESS else Level.WAIT,
-            f"{words[it.status]}{why}.",
-        )
-    ]
-
-
-_BY_STATUS = {
-    Status.BLOCKED: _blocked,
-    Status.PENDING: _pending,
-    Status.QUEUED: _queued,
-    Status.RUNNING: _running,
-    Status.FAILED: _failed,
-    Status.SUCCESS: _ended,
-    Status.CANCELLED: _ended,
-    Status.SKIPPED: _ended,
-    Status.EXPIRED: _ended,
-}

@@ -7,7 +7,7 @@ and a message of a task stays valid. An interrupted rotation is continued by the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -110,20 +110,17 @@ def rotate_keys(
 def remaining() -> dict[str, int]:
     """Return how many rows of each table are encrypted with another key than the first one."""
     key = current_key_id()
+    # Two ranges of the index instead of a negation.
+    others = Q(encryption_key__lt=key) | Q(encryption_key__gt=key)
     return {
-        model._meta.db_table: 0 if key is None else _others(model, key).count()
+        model._meta.db_table: 0 if key is None else _rows(model).filter(others).count()
         for model in _models()
     }
 
 
 def _rows(model: Any) -> QuerySet[Any]:
-    found: QuerySet[Any] = model.objects.using(tables.database()).unguarded()
-    return found
-
-
-def _others(model: Any, key: str) -> QuerySet[Any]:
-    # Two ranges of the index instead of a negation.
-    return _rows(model).filter(Q(encryption_key__lt=key) | Q(encryption_key__gt=key))
+    rows: QuerySet[Any] = model.objects.using(tables.database()).unguarded()
+    return rows
 
 
 def rotate(batch: int = BATCH) -> Iterator[RotationResult]:
@@ -160,38 +157,36 @@ def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[RotationResul
     last, ids = None, list(rows.order_by("pk").values_list("pk", flat=True)[:size])
     while ids:
         with tables.atomic():
-            done = _write(rows.model, key, _locked(rows.model, ids))
+            these = _rows(rows.model).filter(pk__in=ids).order_by("pk")
+            done = _write(rows.model, key, tables.locked_for_change(these, skip_locked=True))
         done.looked_at, last = len(ids), ids[-1]
         yield done
         later = rows.filter(pk__gt=last).order_by("pk")
         ids = list(later.values_list("pk", flat=True)[:size])
 
 
-def _locked(model: Any, ids: Sequence[Any]) -> list[Any]:
-    rows = _rows(model).filter(pk__in=ids).order_by("pk")
-    return list(tables.locked_for_change(rows, skip_locked=True))
-
-
-def _columns(model: Any) -> list[str]:
-    return [
-        spec.attname for spec in model._meta.concrete_fields if isinstance(spec, EncryptedJSONField)
-    ]
-
-
-def _write(model: Any, key: str, found: Sequence[Any]) -> RotationResult:
+def _write(model: Any, key: str, rows: Iterable[Any]) -> RotationResult:
     done = RotationResult()
-    changes: dict[str, list[Any]] = {name: [] for name in _columns(model)}
+    fields = model._meta.concrete_fields
+    changes: dict[str, list[Any]] = {
+        field.attname: [] for field in fields if isinstance(field, EncryptedJSONField)
+    }
     ids: list[Any] = []
-    for row in found:
+    for row in rows:
         if row.encryption_key == key:
             continue  # changed since it was selected
         try:
-            values = {name: _again(row, name) for name in changes}
+            values = {}
+            for name in changes:
+                place = place_of(row, name)
+                values[name] = encrypted(decrypted(undecrypted(row, name), place), place)
         except EncryptionError as error:
             done.failed += 1
             done.error = done.error or str(error)
             continue
-        stored = {name: value for name, value in values.items() if _is_encrypted(value)}
+        stored = {
+            name: value for name, value in values.items() if isinstance(value, EncryptedValue)
+        }
         for name, value in stored.items():
             envelope = Value(dict(value.envelope), JSONField())
             changes[name].append(When(pk=row.pk, then=envelope))
@@ -206,12 +201,3 @@ def _write(model: Any, key: str, found: Sequence[Any]) -> RotationResult:
         }
         done.changed = _rows(model).filter(pk__in=ids).update(encryption_key=key, **cases)
     return done
-
-
-def _is_encrypted(value: Any) -> bool:
-    return isinstance(value, EncryptedValue)
-
-
-def _again(row: Any, name: str) -> Any:
-    place = place_of(row, name)
-    return encrypted(decrypted(undecrypted(row, name), place), place)

@@ -225,10 +225,7 @@ def check_options(given: CallOptions, settings: conf.Settings) -> None:
 
 
 def _unique_key(
-    name: str,
-    unique: str | Callable[..., str],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    name: str, unique: str | Callable[..., str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
     if isinstance(unique, str):
         return formatted("unique", unique, args, {**kwargs, "task": name})

@@ -18,14 +18,7 @@ from django.utils.translation import ngettext, ngettext_lazy
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
-from django_durable_tasks.choices import (
-    OPEN,
-    REPLAYABLE,
-    LogStatus,
-    Resolution,
-    Status,
-    TargetType,
-)
+from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Resolution, Status, TargetType
 from django_durable_tasks.dependencies import replay as dependency_replay
 from django_durable_tasks.dependencies.references import REFERS
 from django_durable_tasks.exceptions import EncryptionError, TransitionRefused
@@ -35,7 +28,7 @@ from django_durable_tasks.operations.operation import Argument, Reason, Target, 
 from django_durable_tasks.option_values import checked_key, checked_name, instant
 from django_durable_tasks.signals import dead_letters_grew
 from django_durable_tasks.states import attempt_log, transitions
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.decisions import EndingKind, Outcome, Verdict
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.targets.http_request import after_edit
@@ -54,25 +47,12 @@ _NOT_STARTED = Q(status__in=sorted(OPEN - {Status.RUNNING}))
 _BY_OTHER_PAGES = "its pages show waiting tasks, and edit only the arguments of ended ones"
 _RUN_AT = Argument(_("Run at"), _("The earliest start."))
 _Args = Annotated[
-    Sequence[Any] | None,
-    Argument(_("Arguments"), _("A JSON list of the positional arguments.")),
+    Sequence[Any] | None, Argument(_("Arguments"), _("A JSON list of the positional arguments."))
 ]
 _Kwargs = Annotated[
     Mapping[str, Any] | None,
     Argument(_("Keyword arguments"), _("A JSON object of the keyword arguments.")),
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskEdit:
-    """New values; None keeps the present one."""
-
-    run_at: datetime | None = None
-    expires_at: datetime | None = None
-    priority: int | None = None
-    queue: str | None = None
-    args: Sequence[Any] | None = None
-    kwargs: Mapping[str, Any] | None = None
 
 
 @operation(
@@ -106,19 +86,9 @@ def edit(
     Raises DurableTasksError for values that a new task could not have, before anything is written.
     The messages of QUEUED tasks become stale.
     """
-    return _edit(
-        queryset,
-        TaskEdit(
-            run_at=run_at,
-            expires_at=expires_at,
-            priority=priority,
-            queue=queue,
-            args=args,
-            kwargs=kwargs,
-        ),
-        "tasks.edit",
-        "edited",
-    )
+    new = {"run_at": run_at, "expires_at": expires_at, "priority": priority, "queue": queue}
+    changes = {**new, "args": args, "kwargs": kwargs}
+    return _edit(queryset, changes, "tasks.edit", "edited")
 
 
 @operation(
@@ -137,9 +107,8 @@ def reschedule(queryset: TaskQuerySet, run_at: Annotated[datetime, _RUN_AT]) -> 
 
     The messages of QUEUED tasks become stale.
     """
-    return _edit(
-        queryset, TaskEdit(run_at=instant("run_at", run_at)), "tasks.reschedule", "rescheduled"
-    )
+    changes = {"run_at": instant("run_at", run_at)}
+    return _edit(queryset, changes, "tasks.reschedule", "rescheduled")
 
 
 def move(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str = "") -> int:
@@ -156,71 +125,54 @@ def move(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str 
 
 
 @retry_on_deadlock
-def _edit(queryset: TaskQuerySet, change: TaskEdit, name: str, action: str) -> int:
+def _edit(queryset: TaskQuerySet, changes: Mapping[str, Any], name: str, action: str) -> int:
+    """Write new values of ``edit``, in batches whose rows are locked; None keeps a value."""
+    changes, edited = {key: value for key, value in changes.items() if value is not None}, 0
     with recorded(name) as entry, tables.atomic():
-        entry.detail(**_given(change))
+        # Without the arguments, which may be secret.
+        entry.detail(**{key: changes[key] for key in changes if key not in ("args", "kwargs")})
         waiting = queryset.filter(status__in=transitions.WAITING).order_by("pk")
         ids = list(waiting.values_list("pk", flat=True))
         more = _reason_change(action)
-        batches = (ids[first : first + _BATCH] for first in range(0, len(ids), _BATCH))
-        return sum(_edit_batch(batch, change, more) for batch in batches)
+        for first in range(0, len(ids), _BATCH):
+            # Locked before they are read, so that the new arguments are derived from the present
+            # ones.
+            batch = ids[first : first + _BATCH]
+            these = tables.tasks().filter(pk__in=batch, status__in=transitions.WAITING)
+            rows = list(tables.locked_for_change(these).order_by("pk"))
+            # The tasks whose new values are the same. Values that are independent of the task are
+            # one group, so the number of statements is constant.
+            groups: dict[str, tuple[list[uuid.UUID], dict[str, Any]]] = {}
+            for row in rows:
+                columns = {**_columns(row, changes), **more}
+                group = json.dumps(columns, sort_keys=True, default=str)
+                groups.setdefault(group, ([], columns))[0].append(row.pk)
+            transitions.return_to_pending(these, 0)
+            for keys, columns in groups.values():
+                edited += transitions.edit(tables.tasks().filter(pk__in=keys), **columns)
+    return edited
 
 
-def _edit_batch(ids: list[uuid.UUID], change: TaskEdit, more: dict[str, Any]) -> int:
-    # Locked before they are read, so that the new arguments are derived from the present ones.
-    these = tables.tasks().filter(pk__in=ids, status__in=transitions.WAITING)
-    rows = list(tables.locked_for_change(these).order_by("pk"))
-    groups = _alike({row.pk: {**_columns(row, change), **more} for row in rows})
-    transitions.return_to_pending(these, 0)
-    return sum(
-        transitions.edit(tables.tasks().filter(pk__in=keys), **columns) for keys, columns in groups
-    )
-
-
-def _alike(
-    columns: Mapping[uuid.UUID, dict[str, Any]],
-) -> list[tuple[list[uuid.UUID], dict[str, Any]]]:
-    """Return the tasks in groups whose new values are the same, with these values. Values that are
-    independent of the task are one group, so the number of statements is constant.
-    """
-    groups: dict[str, tuple[list[uuid.UUID], dict[str, Any]]] = {}
-    for key, values in columns.items():
-        name = json.dumps(values, sort_keys=True, default=str)
-        groups.setdefault(name, ([], values))[0].append(key)
-    return list(groups.values())
-
-
-def _given(change: TaskEdit) -> dict[str, Any]:
-    """Return the new values for the audit entry, without the arguments, which may be secret."""
-    names = ("run_at", "expires_at", "priority", "queue")
-    return {name: value for name in names if (value := getattr(change, name)) is not None}
-
-
-def _columns(row: Task, change: TaskEdit) -> dict[str, Any]:
-    options = call_options(
-        CallOptions(),
-        {
-            "run_at": change.run_at or row.run_at,
-            "expires_at": change.expires_at or row.expires_at,
-            "priority": change.priority,
-            "queue": change.queue,
-        },
-    )
-    check_options(options, conf.settings())
-    columns: dict[str, Any] = {
-        name: value
-        for name in ("run_at", "expires_at", "priority")
-        if (value := getattr(change, name)) is not None
+def _columns(row: Task, changes: Mapping[str, Any]) -> dict[str, Any]:
+    options = {
+        "run_at": changes.get("run_at", row.run_at),
+        "expires_at": changes.get("expires_at", row.expires_at),
+        "priority": changes.get("priority"),
+        "queue": changes.get("queue"),
+    }
+    check_options(call_options(CallOptions(), options), conf.settings())
+    columns = {
+        name: changes[name] for name in ("run_at", "expires_at", "priority") if name in changes
     }
     # The stored arguments are read only if they are needed: a task whose arguments cannot be
     # decrypted can still be rescheduled.
-    if change.args is not None or change.kwargs is not None:
-        args = list(row.args if change.args is None else change.args)
-        kwargs = dict(row.kwargs if change.kwargs is None else change.kwargs)
-        columns |= arguments_columns(row, args, kwargs)
-    if change.queue is not None:
+    args, kwargs = changes.get("args"), changes.get("kwargs")
+    if args is not None or kwargs is not None:
+        new_args = list(row.args if args is None else args)
+        columns |= arguments_columns(row, new_args, dict(row.kwargs if kwargs is None else kwargs))
+    if "queue" in changes:
         # A named queue does not depend on the arguments.
-        queue = ports.queue_of(row.name, change.queue, (), {})
+        queue = ports.queue_of(row.name, changes["queue"], (), {})
         columns["queue"] = checked_name("queue", queue)
     return columns
 
@@ -231,37 +183,28 @@ def arguments_columns(row: Task, args: list[Any], kwargs: dict[str, Any]) -> dic
 
     Arguments with references to results are checked by the target when the references are resolved.
     """
-    settings, task = conf.settings(), registry.get(row.name)
+    task = registry.get(row.name)
     call = Call(task, tuple(args), kwargs, CallOptions(tenant=row.tenant_id))
     if REFERS in (row.options or {}):
         task.check(args, kwargs)
         stored: Mapping[str, Any] = kwargs
     else:
         stored = prepared_kwargs(task, call.args, kwargs)
-    payload = encode(
-        row.name,
-        args,
-        stored,
-        max_bytes=settings.PAYLOAD_MAX_BYTES,
-        max_depth=JSON_MAX_DEPTH,
-    )
+    max_bytes = conf.settings().PAYLOAD_MAX_BYTES
+    payload = encode(row.name, args, stored, max_bytes=max_bytes, max_depth=JSON_MAX_DEPTH)
     columns = {
         "args": json.loads(payload.args),
         "kwargs": json.loads(payload.kwargs),
         "limit_key": limit_key(call),
     }
-    sends_requests = row.attempts and task.target.type is TargetType.HTTP_CALLBACK
-    if sends_requests and not _has_arguments(row, columns["args"], columns["kwargs"]):
-        columns["options"] = after_edit(row.options)
+    if row.attempts and task.target.type is TargetType.HTTP_CALLBACK:
+        try:
+            is_edited = (columns["args"], columns["kwargs"]) != (row.args, row.kwargs)
+        except EncryptionError:  # the present arguments cannot be decrypted
+            is_edited = True
+        if is_edited:
+            columns["options"] = after_edit(row.options)
     return columns
-
-
-def _has_arguments(row: Task, args: Any, kwargs: Any) -> bool:
-    """Return whether the task has these arguments; False if its own cannot be decrypted."""
-    try:
-        return bool((args, kwargs) == (row.args, row.kwargs))
-    except EncryptionError:
-        return False
 
 
 # Operations on dead letters: replay their tasks, or discard them. User and time are stored.
@@ -561,9 +504,10 @@ def force_complete(queryset: TaskQuerySet) -> list[uuid.UUID]:
             # Without the run id, a task function that still runs does not find this success as its
             # own.
             row.run_id = None
+        verdict = Verdict(transition="force_complete", status=Status.SUCCESS, log=LogStatus.SUCCESS)
         attempt_log.log_endings(
             [
-                attempt_log.AttemptResult(task=row, log=LogStatus.SUCCESS, outcome=outcome)
+                attempt_log.AttemptResult(task=row, verdict=verdict, outcome=outcome)
                 for row in rows
                 if row.pk in done
             ]

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from string import Formatter
-from typing import Any
+from typing import Any, TypeVar
 
 from django_durable_tasks.choices import OnOrphan, OnUpstreamFailure, UniqueOnConflict
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
@@ -85,16 +86,15 @@ class RetryPolicy:
         """Return the seconds to wait after ``failures`` failed attempts (1 or more); ``draw`` is
         random in [0, 1).
         """
-        return self._plain(failures) * (0.5 + draw if self.jitter else 1.0)
-
-    def _plain(self, failures: int) -> float:
         if isinstance(self.backoff, tuple):
-            return self.backoff[min(failures, len(self.backoff)) - 1]
-        if not isinstance(self.backoff, Backoff):
-            return seconds("backoff", self.backoff(failures))
-        if self.backoff is Backoff.EXPONENTIAL:
-            return min(self.base * 2.0 ** min(failures - 1, 60), self.maximum)
-        return self.base * (failures if self.backoff is Backoff.LINEAR else 1)
+            plain = self.backoff[min(failures, len(self.backoff)) - 1]
+        elif not isinstance(self.backoff, Backoff):
+            plain = seconds("backoff", self.backoff(failures))
+        elif self.backoff is Backoff.EXPONENTIAL:
+            plain = min(self.base * 2.0 ** min(failures - 1, 60), self.maximum)
+        else:
+            plain = self.base * (failures if self.backoff is Backoff.LINEAR else 1)
+        return plain * (0.5 + draw if self.jitter else 1.0)
 
 
 def policy(backoff: BackoffOption, base: object, maximum: object, jitter: bool) -> RetryPolicy:
@@ -134,10 +134,13 @@ _OF_TASKS = ("rate_limit", "max_concurrency")
 Exceptions = tuple[type[BaseException], ...]
 
 
-def _choice(option: str, value: object, names: type[OnOrphan] | type[UniqueOnConflict]) -> str:
+_Choice = TypeVar("_Choice", OnOrphan, UniqueOnConflict)
+
+
+def _choice(option: str, value: object, names: type[_Choice]) -> _Choice:
     if value not in set(names):
         raise InvalidOption(f"{option}={value!r}: give one of {', '.join(names)}.")
-    return str(value)
+    return names(str(value))
 
 
 def _exceptions(option: str, value: object) -> Exceptions:
@@ -205,6 +208,10 @@ _RETRY_FIELDS = {
     "backoff_max": 3600.0,
     "jitter": True,
 }
+TASK_OPTIONS = frozenset(
+    {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry", "given"} | {*_RETRY_FIELDS}
+)
+"""The names of the options of ``@durable_task``."""
 DEFAULTABLE = frozenset(
     {
         *_RETRY_FIELDS,
@@ -255,10 +262,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "queue": checked_name,
     "retry_for": _exceptions,
     "give_up_on": _exceptions,
-    "on_orphan": lambda option, value: OnOrphan(_choice(option, value, OnOrphan)),
-    "unique_on_conflict": lambda option, value: UniqueOnConflict(
-        _choice(option, value, UniqueOnConflict)
-    ),
+    "on_orphan": partial(_choice, names=OnOrphan),
+    "unique_on_conflict": partial(_choice, names=UniqueOnConflict),
     "unique": _unique,
     "rate_limit": rate_option,
     "max_concurrency": places_option,
@@ -290,18 +295,18 @@ def task_options(
 
     ``defaults`` apply to options that are not in ``given``, those that the decorator names.
     """
-    known = {spec.name for spec in dataclasses.fields(TaskOptions)} - {"retry", "given"}
     for option in given:
-        if option not in known | set(_RETRY_FIELDS):
+        if option not in TASK_OPTIONS:
             raise InvalidOption(
-                f"@durable_task has no option {option!r}; it has: {', '.join(sorted(known))}."
+                f"@durable_task has no option {option!r}; it has:"
+                f" {', '.join(sorted(TASK_OPTIONS))}."
             )
     chosen_ = {**(defaults or {}), **given}
     waits = {option: chosen_.get(option, default) for option, default in _RETRY_FIELDS.items()}
     values = {
         option: _checked(option, value)
         for option, value in chosen_.items()
-        if option in known and value is not None
+        if option in TASK_OPTIONS - _RETRY_FIELDS.keys() and value is not None
     }
     if "batch" not in given and (_options_without_batch(values) or name.startswith(_BUILT_IN)):
         # The default of the project is for tasks that may have it. Built-in tasks wait for servers,
@@ -314,7 +319,18 @@ def task_options(
         ),
         given=frozenset(given),
     )
-    _check_together(options)
+    refused = _options_without_batch({option: getattr(options, option) for option in _NOT_IN_BATCH})
+    if options.batch is not None and refused:
+        raise InvalidOption(
+            f"batch={options.batch} cannot be combined with {refused[0]}=...:"
+            f" {_NOT_IN_BATCH[refused[0]]}. Remove one of the two."
+        )
+    key_of(options.rate_limit, options.max_concurrency)
+    check_time_limits(options.timeout, options.soft_timeout)
+    if options.unique_for is not None and options.unique is None:
+        raise InvalidOption(
+            f"unique_for={options.unique_for:g} needs unique=..., the key that is meant."
+        )
     return options
 
 
@@ -342,21 +358,6 @@ def check_time_limits(timeout: float | None, soft_timeout: float | None) -> None
         raise InvalidOption(
             f"soft_timeout={soft_timeout:g}: it must be less than timeout={timeout:g}, which"
             " would end the run first."
-        )
-
-
-def _check_together(options: TaskOptions) -> None:
-    refused = _options_without_batch({option: getattr(options, option) for option in _NOT_IN_BATCH})
-    if options.batch is not None and refused:
-        raise InvalidOption(
-            f"batch={options.batch} cannot be combined with {refused[0]}=...:"
-            f" {_NOT_IN_BATCH[refused[0]]}. Remove one of the two."
-        )
-    key_of(options.rate_limit, options.max_concurrency)
-    check_time_limits(options.timeout, options.soft_timeout)
-    if options.unique_for is not None and options.unique is None:
-        raise InvalidOption(
-            f"unique_for={options.unique_for:g} needs unique=..., the key that is meant."
         )
 
 
@@ -391,13 +392,8 @@ class CallOptions:
     @property
     def fits_batch(self) -> bool:
         """Whether a call with these options may run in a batch."""
-        return not _options_without_batch(
-            {
-                "timeout": self.timeout,
-                "soft_timeout": self.soft_timeout,
-                "on_orphan": self.on_orphan,
-            }
-        )
+        given = {option: getattr(self, option, None) for option in _NOT_IN_BATCH}
+        return not _options_without_batch(given)
 
     def overrides(self) -> dict[str, Any]:
         """Return the options that differ from the registered ones and are read when a run starts,
@@ -405,15 +401,6 @@ class CallOptions:
         """
         names = ("timeout", "soft_timeout", "lease", "max_attempts", "headers")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-
-def _task_id(value: object) -> uuid.UUID:
-    try:
-        return uuid.UUID(str(value))
-    except ValueError:
-        raise InvalidOption(
-            f"task_id={value!r}: a durable task's id is a UUID; name it by key=... instead."
-        ) from None
 
 
 def checked_headers(value: object) -> dict[str, Any]:
@@ -427,27 +414,28 @@ def checked_headers(value: object) -> dict[str, Any]:
     return dict(value)
 
 
-def _check_call_option(option: str, value: object, known: Iterable[str]) -> None:
-    if option in _OF_TASKS:
-        raise InvalidOption(
-            f"{option}={value!r} is no option of a call: give it to @durable_task, to"
-            " DURABLE_TASKS['LIMITS'], or to `manage.py durable limit set`."
-        )
-    if option not in known:
-        remedy = hint(option, known) or f"It has: {', '.join(sorted(known))}."
-        raise InvalidOption(f".using() has no option {option!r}. {remedy}")
-
-
 def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
     """Return the call options with these changes; raises InvalidOption."""
     known = {spec.name for spec in dataclasses.fields(CallOptions)}
     changes: dict[str, Any] = {}
     for option, value in given.items():
-        _check_call_option(option, value, known)
+        if option in _OF_TASKS:
+            raise InvalidOption(
+                f"{option}={value!r} is no option of a call: give it to @durable_task, to"
+                " DURABLE_TASKS['LIMITS'], or to `manage.py durable limit set`."
+            )
+        if option not in known:
+            remedy = hint(option, known) or f"It has: {', '.join(sorted(known))}."
+            raise InvalidOption(f".using() has no option {option!r}. {remedy}")
         if value is None or option in ("tenant", "depends_on", "join"):
             changes[option] = value
         elif option == "task_id":
-            changes[option] = _task_id(value)
+            try:
+                changes[option] = uuid.UUID(str(value))
+            except ValueError:
+                raise InvalidOption(
+                    f"task_id={value!r}: a durable task's id is a UUID; name it by key=... instead."
+                ) from None
         elif option == "on_upstream_failure":
             changes[option] = chosen(option, value, OnUpstreamFailure)
         elif option in ("run_at", "expires_at"):

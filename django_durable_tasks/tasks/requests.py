@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from django.db import Error, connections
 from django.db.models import Q
@@ -121,23 +122,19 @@ def _apply_all(queryset: TaskRequestQuerySet, size: int, limits: TimeLimits | No
     while time.monotonic() < end:
         these = queryset.filter(pk__gt=last).exclude(pk__in=_isolation.postponed())
         page = list(these.order_by("pk").values_list("pk", "kind")[:size])
-        applied += _apply(page, limits)
+        # Those of keys are applied one by one, the others in one transaction.
+        others = [pk for pk, kind in page if kind not in _KEYS]
+        done = _isolation.batch(
+            partial(_apply_many, others, limits),
+            partial(list, others),
+            lambda key: _apply_many([key], limits),
+        )
+        keys = [pk for pk, kind in page if kind in _KEYS]
+        applied += sum(done) + sum(_isolation.each(keys, lambda key: _pass_on(key, limits)))
         if len(page) < size:
             break
         last, _ = page[-1]
     return applied
-
-
-def _apply(page: Sequence[tuple[int, str]], limits: TimeLimits | None) -> int:
-    """Apply these requests: those of keys one by one, the others in one transaction."""
-    others, keys = (
-        [pk for pk, kind in page if kind not in _KEYS],
-        [pk for pk, kind in page if kind in _KEYS],
-    )
-    applied = _isolation.batch(
-        lambda: _apply_many(others, limits), lambda: others, lambda key: _apply_many([key], limits)
-    )
-    return sum(applied) + sum(_isolation.each(keys, lambda key: _pass_on(key, limits)))
 
 
 def _set_timeouts(limits: TimeLimits | None) -> None:
@@ -164,10 +161,24 @@ def _apply_many(keys: Sequence[int], limits: TimeLimits | None) -> int:
         locked_requests = _lock_requests(keys)
         rows = _locked({request.task_id for request in locked_requests})
         done = [request for request in locked_requests if request.task_id in rows]
-        _cancel([request for request in done if request.kind == RequestKind.CANCEL])
-        _mark(
-            {one.task_id: rows[one.task_id] for one in done if one.kind == RequestKind.DEPENDENTS}
+        by_reason: dict[str, list[uuid.UUID]] = {}
+        for request in done:
+            if request.kind == RequestKind.CANCEL:
+                by_reason.setdefault(request.reason, []).append(request.task_id)
+        for reason, ids in sorted(by_reason.items()):
+            these = tables.tasks().filter(pk__in=ids)
+            transitions.cancel(these, reason)
+            transitions.request_cancel(these, reason)
+        marked = [one.task_id for one in done if one.kind == RequestKind.DEPENDENTS]
+        upstreams = {task_id: rows[task_id] for task_id in marked}
+        edges.insert_events_again(
+            {
+                task_id: (0, DELETED) if row is None else (row.epoch, row.status)
+                for task_id, row in upstreams.items()
+                if row is None or row.status in TERMINAL
+            }
         )
+        transitions.mark_upstreams(list(upstreams))
         requests().filter(pk__in=[request.pk for request in done]).delete()
     return len(done)
 
@@ -179,26 +190,6 @@ def _locked(ids: set[uuid.UUID]) -> dict[uuid.UUID, Task | None]:
     """
     existing = set(tables.tasks().filter(pk__in=ids).values_list("pk", flat=True))
     return {**dict.fromkeys(ids - existing), **transitions.lock_free(sorted(existing))}
-
-
-def _cancel(cancels: Sequence[TaskRequest]) -> None:
-    by_reason: dict[str, list[uuid.UUID]] = {}
-    for request in cancels:
-        by_reason.setdefault(request.reason, []).append(request.task_id)
-    for reason, ids in sorted(by_reason.items()):
-        these = tables.tasks().filter(pk__in=ids)
-        transitions.cancel(these, reason)
-        transitions.request_cancel(these, reason)
-
-
-def _mark(upstreams: dict[uuid.UUID, Task | None]) -> None:
-    ended = {
-        key: (0, DELETED) if row is None else (row.epoch, row.status)
-        for key, row in upstreams.items()
-        if row is None or row.status in TERMINAL
-    }
-    edges.insert_events_again(ended)
-    transitions.mark_upstreams(list(upstreams))
 
 
 @retry_on_deadlock

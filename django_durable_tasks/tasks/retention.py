@@ -10,6 +10,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
@@ -21,13 +22,7 @@ from django_durable_tasks.choices import OPEN, TERMINAL, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.limits import config, scopes
-from django_durable_tasks.models import (
-    DeadLetter,
-    LimitBucket,
-    Node,
-    Task,
-    TaskExecutionLog,
-)
+from django_durable_tasks.models import DeadLetter, LimitBucket, Node, Task, TaskExecutionLog
 from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.models.workflows import COUNTS, WorkflowRunQuerySet
@@ -122,44 +117,65 @@ def prune(
     """
     positions = positions or PruningPositions()
     held = min((at for hold in _HOLDS if (at := hold()) is not None), default=now)
-    deleted = _prune_workflows(now, held, limit, positions, deadline)
-    for status, kept in conf.retention().items():
-        if kept is not None:
-            cutoff = min(now - timedelta(seconds=kept), held)
-            deleted += _prune_ended(status, cutoff, now, limit - deleted, positions, deadline)
+    retention = {status: kept for status, kept in conf.retention().items() if kept is not None}
+    # A workflow must have ended before the shortest retention.
+    shortest = timedelta(seconds=min(retention.values(), default=0.0))
+    deleted = _prune_pages(
+        _WORKFLOW_RUNS,
+        partial(workflow_runs().ended_before, min(now - shortest, held)),
+        lambda page, rest: _prune_workflows(page, now, rest),
+        limit,
+        positions,
+        deadline,
+        page_size=limit,
+    )
+    for status, kept in retention.items():
+        cutoff = min(now - timedelta(seconds=kept), held)
+        deleted += _prune_pages(
+            status,
+            partial(tables.tasks().ended_before, status, cutoff),
+            partial(_prune_page, status, cutoff, now),
+            limit - deleted,
+            positions,
+            deadline,
+        )
     Node.objects.using(tables.database()).gone_before(now - _NODE_KEPT).delete()
     return deleted
 
 
-def _prune_ended(
-    status: str,
-    cutoff: datetime,
-    now: datetime,
+_Position = tuple[datetime, uuid.UUID]
+
+
+def _prune_pages(
+    what: str,
+    ended_after: Callable[[_Position | None], TaskQuerySet | WorkflowRunQuerySet],
+    prune_page: Callable[[list[uuid.UUID], int], int],
     limit: int,
     positions: PruningPositions,
     deadline: float,
+    page_size: int | None = None,
 ) -> int:
-    deleted, past = 0, positions.past(status)
-    while (size := limit - deleted) > 0:
-        page = _page(tables.tasks().ended_before(status, cutoff, past), size)
-        number = _prune_page([pk for _, pk in page], status, cutoff, now)
+    """Delete at most ``limit`` tasks, page by page; return how many.
+
+    ``prune_page`` is called with the ids of a page and with how many tasks it may delete. Without
+    ``page_size`` a page has no more rows than that.
+    """
+    deleted, past = 0, positions.past(what)
+    while (rest := limit - deleted) > 0:
+        size = page_size or rest
+        rows: list[Any] = list(ended_after(past).values_list("completed_at", "pk")[:size])
+        number = prune_page([pk for _, pk in rows], rest) if rows else 0
         deleted += number
-        if len(page) < size:
-            positions.end(status)
+        if len(rows) < size:
+            positions.end(what)
             break
-        past = page[-1]
+        past = rows[-1]
         if not number:
-            positions.record(status, past)
+            positions.record(what, past)
         if time.monotonic() >= deadline:
-            positions.cut(status)
+            positions.cut(what)
             break
     return deleted
-
-
-def _page(ended: TaskQuerySet | WorkflowRunQuerySet, size: int) -> list[tuple[datetime, uuid.UUID]]:
-    """Return the ends and ids of the first rows."""
-    rows: list[Any] = list(ended.values_list("completed_at", "pk")[:size])
-    return rows
 
 
 def _over(rows: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
@@ -191,7 +207,9 @@ _tasks, _workflows = Isolation[uuid.UUID]("task"), Isolation[uuid.UUID]("workflo
 """
 
 
-def _prune_page(page: list[uuid.UUID], status: str, cutoff: datetime, now: datetime) -> int:
+def _prune_page(
+    status: str, cutoff: datetime, now: datetime, page: list[uuid.UUID], _rest: int
+) -> int:
     postponed = set(_tasks.postponed())
     these = [pk for pk in page if pk not in postponed]
     if not these:
@@ -251,7 +269,8 @@ def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
             queryset = queryset.filter(~with_status)
         else:
             queryset = queryset.filter(
-                ~with_status | ~Exists(_ended_since(parts, now - timedelta(seconds=kept)))
+                ~with_status
+                | ~Exists(parts.filter(completed_at__gte=now - timedelta(seconds=kept)))
             )
     keyed = tasks.filter(idempotency_key__isnull=False, completed_at__gte=now - _KEY_KEPT)
     below = edges.edges().filter(depends_on__workflow__root=OuterRef("pk"), task__status__in=OPEN)
@@ -267,36 +286,7 @@ def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
     return queryset.filter(*(~Exists(one) for one in obstacles))
 
 
-def _ended_since(parts: WorkflowRunQuerySet, cutoff: datetime) -> WorkflowRunQuerySet:
-    return parts.filter(completed_at__gte=cutoff)
-
-
-def _prune_workflows(
-    now: datetime,
-    held: datetime,
-    limit: int,
-    positions: PruningPositions,
-    deadline: float,
-) -> int:
-    deleted, past = 0, positions.past(_WORKFLOW_RUNS)
-    cutoff = min(_workflow_cutoff(now), held)
-    while deleted < limit:
-        page = _page(workflow_runs().ended_before(cutoff, past), limit)
-        number = _prune_these_workflows([pk for _, pk in page], now, limit - deleted) if page else 0
-        deleted += number
-        if len(page) < limit:
-            positions.end(_WORKFLOW_RUNS)
-            break
-        past = page[-1]
-        if not number:
-            positions.record(_WORKFLOW_RUNS, past)
-        if time.monotonic() >= deadline:
-            positions.cut(_WORKFLOW_RUNS)
-            break
-    return deleted
-
-
-def _prune_these_workflows(page: list[uuid.UUID], now: datetime, limit: int) -> int:
+def _prune_workflows(page: list[uuid.UUID], now: datetime, limit: int) -> int:
     deleted = 0
 
     def prune_workflow(root: uuid.UUID) -> None:
@@ -307,12 +297,6 @@ def _prune_these_workflows(page: list[uuid.UUID], now: datetime, limit: int) -> 
     over = _deletable_workflows(now).filter(pk__in=page).order_by("pk")
     _workflows.each(list(over.values_list("pk", flat=True)), prune_workflow)
     return deleted
-
-
-def _workflow_cutoff(now: datetime) -> datetime:
-    """Return the time before which a workflow must have ended, with the shortest retention."""
-    kept = [seconds for seconds in conf.retention().values() if seconds is not None]
-    return now - timedelta(seconds=min(kept, default=0.0))
 
 
 def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:

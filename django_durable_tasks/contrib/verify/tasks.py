@@ -76,9 +76,7 @@ def _open(context: VerifyContext, keys: Sequence[Any]) -> None:
             kind=EndingKind.FAILED, error=row.last_error or row.reason or "The error was not kept."
         )
         reason = "UPSTREAM" if row.cause is not None else (row.reason or "EXHAUSTED")[:20]
-        cases.append(
-            (attempt_log.AttemptResult(task=row, log=LogStatus.FAILED, outcome=outcome), reason)
-        )
+        cases.append((row, outcome, reason))
     attempt_log.open_dead_letters(cases)
 
 

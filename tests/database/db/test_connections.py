@@ -50,14 +50,24 @@ def test_every_wait_of_an_engine_connection_has_a_timeout() -> None:
     assert set(_limits().values()) == {"session"}
 
 
+def _set(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Change the settings of the database for connections that are opened from now on."""
+    settings: dict[str, Any] = connection.settings_dict
+    options = {**settings["OPTIONS"], **changes.pop("OPTIONS", {})}
+    changed = {**settings, **changes, "OPTIONS": options}
+    monkeypatch.setitem(connections.settings, "default", changed)
+
+
+def _isolation() -> str:
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        return str(cursor.fetchone()[0])
+
+
 def test_behind_a_pooler_no_timeout_remains_on_a_shared_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    behind_a_pooler: dict[str, Any] = {
-        **connection.settings_dict,
-        "DISABLE_SERVER_SIDE_CURSORS": True,
-    }
-    monkeypatch.setitem(connections.settings, "default", behind_a_pooler)
+    _set(monkeypatch, DISABLE_SERVER_SIDE_CURSORS=True)
     assert "session" not in _limits().values()
 
 
@@ -65,34 +75,18 @@ def test_behind_a_pooler_no_timeout_remains_on_a_shared_session(
 def test_engine_connections_are_read_committed_whatever_the_project_sets(
     monkeypatch: pytest.MonkeyPatch, behind_a_pooler: bool
 ) -> None:
-    options = {
-        **connection.settings_dict["OPTIONS"],
-        "isolation_level": import_string(LEVELS).SERIALIZABLE,
-    }
-    strict = {
-        **connection.settings_dict,
-        "OPTIONS": options,
-        "DISABLE_SERVER_SIDE_CURSORS": behind_a_pooler,
-    }
-    monkeypatch.setitem(connections.settings, "default", strict)
-    with dedicated_connection(), transaction.atomic(), connections["default"].cursor() as cursor:
-        cursor.execute("SHOW transaction_isolation")
-        assert cursor.fetchone() == ("read committed",)
+    options = {"isolation_level": import_string(LEVELS).SERIALIZABLE}
+    _set(monkeypatch, OPTIONS=options, DISABLE_SERVER_SIDE_CURSORS=behind_a_pooler)
+    with dedicated_connection(), transaction.atomic():
+        assert _isolation() == "read committed"
 
 
 def test_engine_statements_outside_of_a_transaction_are_read_committed_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = {
-        **connection.settings_dict["OPTIONS"],
-        "options": "-c default_transaction_isolation=serializable",
-    }
-    monkeypatch.setitem(
-        connections.settings, "default", {**connection.settings_dict, "OPTIONS": options}
-    )
-    with dedicated_connection(), connections["default"].cursor() as cursor:
-        cursor.execute("SHOW transaction_isolation")
-        assert cursor.fetchone() == ("read committed",)
+    _set(monkeypatch, OPTIONS={"options": "-c default_transaction_isolation=serializable"})
+    with dedicated_connection():
+        assert _isolation() == "read committed"
 
 
 def test_a_serialization_failure_is_retried_like_a_deadlock() -> None:

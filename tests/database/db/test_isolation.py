@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -43,22 +44,28 @@ def backs_off() -> None:
     """Have a ``backoff=`` callable whose query fails."""
 
 
+@contextmanager
+def _kept(model: Any, key: Any) -> Iterator[None]:
+    """Make the deletion of the row with this key fail."""
+
+    def keep(instance: Any, **_: Any) -> None:
+        if instance.pk == key:
+            raise RuntimeError("the project keeps this one")
+
+    pre_delete.connect(keep, sender=model)
+    try:
+        yield
+    finally:
+        pre_delete.disconnect(keep, sender=model)
+
+
 def test_a_task_that_a_receiver_keeps_does_not_stop_the_deletion_of_others() -> None:
     old = database_now() - timedelta(days=400)
     created_ms = int(old.timestamp() * 1000)
     ids = [uuid7(created_ms, uuid.uuid4().bytes[:10]) for _ in range(3)]
     kept, *_ = [a_task(Status.SUCCESS, id=task_id, completed_at=old) for task_id in ids]
-
-    def keep(instance: Any, **_: Any) -> None:
-        if instance.pk == kept.pk:
-            raise RuntimeError("the project keeps this one")
-
-    pre_delete.connect(keep, sender=Task)
-    try:
-        deleted = [retention.prune(database_now(), 100) for _ in range(2)]
-    finally:
-        pre_delete.disconnect(keep, sender=Task)
-    assert deleted == [2, 0]
+    with _kept(Task, kept.pk):
+        assert [retention.prune(database_now(), 100) for _ in range(2)] == [2, 0]
     assert [row.pk for row in Task.objects.all()] == [kept.pk]
     assert retention._tasks.postponed() == [kept.pk]
 
@@ -108,29 +115,18 @@ def test_a_token_bucket_that_a_receiver_keeps_does_not_stop_the_deletion_of_othe
         LimitBucket.objects.create(
             scope=f"key:{number}", tokens=0, refilled_at=database_now() - timedelta(days=5_000)
         )
-
-    def keep(instance: Any, **_: Any) -> None:
-        if instance.pk == "key:0":
-            raise RuntimeError("the project keeps this one")
-
-    pre_delete.connect(keep, sender=LimitBucket)
-    try:
+    with _kept(LimitBucket, "key:0"):
         assert [retention.prune_buckets(database_now(), 100) for _ in range(2)] == [2, 0]
-    finally:
-        pre_delete.disconnect(keep, sender=LimitBucket)
     assert list(LimitBucket.objects.exclude(scope=LOCK).values_list("pk", flat=True)) == ["key:0"]
 
 
 def test_a_run_that_cannot_be_ended_does_not_stop_others_from_being_marked_lost() -> None:
     spoilt, *others = [a_task(Status.RUNNING, due=-1, on_orphan="DEAD_LETTER") for _ in range(3)]
     a_dead_letter(spoilt)  # the database refuses a second one
-    assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == {
-        row.pk for row in others
-    }
+    keys = {row.pk for row in others}
+    assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == keys
     assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == set()
-    assert {row.pk for row in Task.objects.filter(status=Status.FAILED)} == {
-        row.pk for row in others
-    }
+    assert {row.pk for row in Task.objects.filter(status=Status.FAILED)} == keys
     assert Task.objects.get(pk=spoilt.pk).status == Status.RUNNING
 
 

@@ -270,11 +270,7 @@ def _check_statements_of_a_run(run: Run) -> None:
     assert succeed.pages() < 120, succeed
 
     beat = _raw(
-        "heartbeat",
-        ids=[run.task_id],
-        epochs=[run.epoch],
-        runs=[run.run_id],
-        leases=[60.0],
+        "heartbeat", ids=[run.task_id], epochs=[run.epoch], runs=[run.run_id], leases=[60.0]
     )
     assert beat.root["Actual Rows"] == 1
     assert not beat.reads_whole_table()

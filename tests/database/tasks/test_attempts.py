@@ -57,35 +57,15 @@ def _now(row: Task) -> Task:
 
 def test_a_run_contains_what_its_body_needs() -> None:
     tenant = a_tenant()
-    row = a_task(
-        Status.QUEUED,
-        args=[1, "ü"],
-        kwargs={"a": None},
-        options={"lease": 9.0},
-        tenant_id=tenant.pk,
-        attempts=2,
-        failures=1,
-        crashes=1,
-        max_attempts=7,
-        idempotency_key="i",
-    )
+    given: dict[str, Any] = {"args": [1, "ü"], "kwargs": {"a": None}, "options": {"lease": 9.0}}
+    given |= {"tenant_id": tenant.pk, "failures": 1, "crashes": 1, "max_attempts": 7}
+    row = a_task(Status.QUEUED, attempts=2, idempotency_key="i", **given)
     run = _open(row)
     assert isinstance(run, Run)
-    assert (run.args, run.kwargs, run.options, run.tenant_id) == (
-        [1, "ü"],
-        {"a": None},
-        {"lease": 9.0},
-        tenant.pk,
-    )
-    assert (run.attempt, run.failures, run.crashes, run.max_attempts) == (3, 1, 1, 7)
-    assert (run.epoch, run.idempotency_key, run.node, run.celery_id) == (
-        2,
-        "i",
-        PLACE.node,
-        "celery-id",
-    )
+    assert {name: getattr(run, name) for name in given} == given
+    assert (run.epoch, run.attempt, run.idempotency_key) == (2, 3, "i")
+    assert (run.node, run.celery_id, run.run_at) == (PLACE.node, "celery-id", row.run_at)
     assert run.started_at.tzinfo is not None
-    assert run.run_at == row.run_at
 
 
 def test_the_id_is_the_idempotency_key_of_a_task_without_one() -> None:
@@ -153,23 +133,13 @@ def test_a_success_stores_its_result_and_its_log_entry(result: str | None) -> No
     run = a_run(row)
     assert attempts.succeed(run, result, WORKER)
     row = _now(row)
-    assert (row.status, row.result) == (
-        Status.SUCCESS,
-        None if result is None else json.loads(result),
-    )
+    assert row.status == Status.SUCCESS
+    assert row.result == (None if result is None else json.loads(result))
     assert (row.open_key, row.open_unique_key, row.lease_until) == (None, None, None)
     log = row.executions.get()
-    assert (log.status, log.attempt_number, log.worker, log.node) == (
-        LogStatus.SUCCESS,
-        1,
-        WORKER,
-        row.node,
-    )
-    assert (log.run_id, log.celery_id, log.started_at) == (
-        run.run_id,
-        run.celery_id,
-        row.started_at,
-    )
+    assert (log.status, log.attempt_number, log.worker) == (LogStatus.SUCCESS, 1, WORKER)
+    assert (log.node, log.started_at) == (row.node, row.started_at)
+    assert (log.run_id, log.celery_id) == (run.run_id, run.celery_id)
     assert log.duration is not None
     assert log.duration >= 0
 
@@ -239,11 +209,8 @@ def test_the_log_entry_of_a_failure_describes_the_error() -> None:
     row = a_task(Status.RUNNING)
     end(row, outcome=FAILURE)
     log = row.executions.get()
-    assert (log.status, log.error_message, log.traceback) == (
-        LogStatus.RETRY,
-        FAILURE.error,
-        FAILURE.traceback,
-    )
+    assert (log.status, log.error_message) == (LogStatus.RETRY, FAILURE.error)
+    assert log.traceback == FAILURE.traceback
     assert log.celery_id == f"{row.pk}.{row.epoch - 1}.{row.publish_count}"
 
 
@@ -291,20 +258,16 @@ def test_a_batch_of_outcomes_is_recorded_individually() -> None:
 
 def test_a_run_whose_lease_has_expired_is_lost_and_runs_again_at_once() -> None:
     over, held = a_task(Status.RUNNING, due=-1), a_task(Status.RUNNING, due=5)
-    assert reap_dead_nodes.mark_lost(
-        {over.pk: leases()[over.pk]}, reap_dead_nodes.LEASE_EXPIRED
-    ) == {over.pk}
+    expired = {over.pk: leases()[over.pk]}
+    assert reap_dead_nodes.mark_lost(expired, reap_dead_nodes.LEASE_EXPIRED) == {over.pk}
     row = _now(over)
     assert (row.status, row.crashes, row.failures) == (Status.PENDING, 1, 0)
     assert row.due_at is not None
     assert row.due_at <= database_now()
     assert "lease" in row.last_error
     log = row.executions.get()
-    assert (log.status, log.run_id, log.started_at) == (
-        LogStatus.LOST,
-        over.run_id,
-        over.started_at,
-    )
+    assert (log.status, log.run_id) == (LogStatus.LOST, over.run_id)
+    assert log.started_at == over.started_at
     assert _now(held).status == Status.RUNNING
 
 
@@ -317,13 +280,8 @@ def test_crashes_end_in_a_dead_letter_when_their_budget_is_spent() -> None:
         assert isinstance(_open(_now(row)), Run)
         assert reap_dead_nodes.mark_lost(leases(), reap_dead_nodes.LEASE_EXPIRED) == {row.pk}
     row = _now(row)
-    assert (row.status, row.reason, row.crashes, row.failures, row.attempts) == (
-        Status.FAILED,
-        "CRASHED",
-        2,
-        0,
-        2,
-    )
+    assert (row.status, row.reason) == (Status.FAILED, "CRASHED")
+    assert (row.crashes, row.failures, row.attempts) == (2, 0, 2)
     assert row.dead_letters.get().reason == "CRASHED"
 
 
@@ -340,12 +298,7 @@ def test_only_the_runs_that_still_have_these_leases_are_lost() -> None:
 
 
 def test_a_node_that_signed_off_counts_as_departed_after_some_seconds() -> None:
-    left, just_left, dead, idle = (
-        a_node(stopped=6),
-        a_node(stopped=1),
-        a_node(stopped=0),
-        a_node(stopped=6),
-    )
+    left, just_left, dead, idle = (a_node(stopped=seconds) for seconds in (6, 1, 0, 6))
     Node.objects.filter(pk=dead.pk).update(declared_dead=True)
     for node in (left, just_left, dead):
         a_task(Status.RUNNING, node=node.pk)

@@ -25,6 +25,8 @@ from django_durable_tasks.tasks import attempts, batches, claim, operator_action
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
 from tests.factories import NOOP, QUEUE, a_task, many_tasks, take_batch
 
+pytestmark = pytest.mark.django_db
+
 
 def _success(run: Run, result: str | None = "null", wait: float = 0.0) -> Success:
     return Success(run=run, result=result, wait=wait)
@@ -43,7 +45,6 @@ def _expected(run: Run) -> tuple[Any, ...]:
 # Starts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db
 def test_a_batch_starts_each_task_with_its_own_epoch_and_run_id() -> None:
     rows = [*many_tasks(3, in_batch=True, args=[1]), a_task(in_batch=True, epoch=7, attempts=2)]
     runs = take_batch(10, PLACE)
@@ -55,7 +56,6 @@ def test_a_batch_starts_each_task_with_its_own_epoch_and_run_id() -> None:
     assert {run.celery_id for run in runs} == {f"{run.task_id}.{run.epoch - 1}.0" for run in runs}
 
 
-@pytest.mark.django_db
 def test_a_batch_takes_the_most_urgent_tasks_first_and_no_more_than_asked() -> None:
     rows = {
         (priority, late): a_task(due=-late, priority=priority, in_batch=True)
@@ -67,7 +67,6 @@ def test_a_batch_takes_the_most_urgent_tasks_first_and_no_more_than_asked() -> N
     assert Task.objects.pending().count() == 2
 
 
-@pytest.mark.django_db
 def test_a_batch_takes_only_due_tasks_of_its_name_and_queue() -> None:
     due = a_task(in_batch=True)
     a_task(in_batch=True, queue="other")
@@ -77,7 +76,6 @@ def test_a_batch_takes_only_due_tasks_of_its_name_and_queue() -> None:
     assert [run.task_id for run in take_batch(10, PLACE)] == [due.pk]
 
 
-@pytest.mark.django_db
 def test_a_batch_of_a_paused_queue_starts_nothing() -> None:
     a_task(in_batch=True)
     queues.pause(QUEUE, by="bob", reason="")
@@ -86,7 +84,6 @@ def test_a_batch_of_a_paused_queue_starts_nothing() -> None:
     assert len(take_batch(10, PLACE)) == 1
 
 
-@pytest.mark.django_db
 def test_expired_tasks_of_a_batch_become_expired() -> None:
     now = database_now()
     late = a_task(in_batch=True, expires_at=now - timedelta(seconds=1))
@@ -96,7 +93,6 @@ def test_expired_tasks_of_a_batch_become_expired() -> None:
     assert (late.status, late.epoch, late.attempts) == (Status.EXPIRED, 1, 0)
 
 
-@pytest.mark.django_db
 def test_claims_leave_tasks_of_batches_and_batches_leave_claimed_tasks() -> None:
     row = a_task(in_batch=True)
     assert claim.claim(QUEUE, database_now(), 10, PLACE.node) == []
@@ -107,7 +103,6 @@ def test_claims_leave_tasks_of_batches_and_batches_leave_claimed_tasks() -> None
     assert message.task_id == alone.pk
 
 
-@pytest.mark.django_db
 def test_an_old_message_does_not_start_a_task_that_a_batch_has_started() -> None:
     row = a_task(Status.QUEUED, in_batch=True)
     claim.return_unknown_task(row.pk, row.epoch)
@@ -118,7 +113,6 @@ def test_an_old_message_does_not_start_a_task_that_a_batch_has_started() -> None
     assert Task.objects.get(pk=row.pk).run_id == run.run_id
 
 
-@pytest.mark.django_db
 def test_runs_whose_start_had_no_reply_are_read_back() -> None:
     many_tasks(3, in_batch=True)
     run_ids = batches.run_ids_of(os.urandom(batches.TOKEN_BYTES), 2)
@@ -128,7 +122,6 @@ def test_runs_whose_start_had_no_reply_are_read_back() -> None:
     assert len(take_batch(10, PLACE)) == 1
 
 
-@pytest.mark.django_db
 def test_a_batch_costs_the_same_statements_for_one_task_and_for_fifty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -156,7 +149,6 @@ def _runs() -> list[Run]:
 # Endings ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db
 def test_successes_are_recorded_together_with_result_and_log_entry() -> None:
     many_tasks(2, in_batch=True)
     first, second = take_batch(10, PLACE)
@@ -173,7 +165,6 @@ def test_successes_are_recorded_together_with_result_and_log_entry() -> None:
     assert log.started_at == row.started_at
 
 
-@pytest.mark.django_db
 def test_a_success_in_a_graph_leaves_its_ending_event() -> None:
     a_task(in_batch=True, has_dependents=True)
     a_task(in_batch=True)
@@ -183,7 +174,6 @@ def test_a_success_in_a_graph_leaves_its_ending_event() -> None:
     assert (event.status, event.resolved) == (Status.SUCCESS, False)
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("changed", ["epoch", "run_id", "lost"])
 def test_a_fenced_success_changes_nothing_and_the_others_are_recorded(changed: str) -> None:
     many_tasks(2, in_batch=True)
@@ -204,7 +194,6 @@ def test_a_fenced_success_changes_nothing_and_the_others_are_recorded(changed: s
     ).exists()
 
 
-@pytest.mark.django_db
 def test_a_success_whose_reply_was_lost_is_found_in_the_log() -> None:
     many_tasks(2, in_batch=True)
     successes = [_success(run) for run in take_batch(10, PLACE)]
@@ -213,7 +202,6 @@ def test_a_success_whose_reply_was_lost_is_found_in_the_log() -> None:
     assert TaskExecutionLog.objects.count() == 2
 
 
-@pytest.mark.django_db
 def test_a_failed_task_of_a_batch_is_retried_in_a_batch() -> None:
     a_task(in_batch=True)
     (run,) = take_batch(10, PLACE)
@@ -225,7 +213,6 @@ def test_a_failed_task_of_a_batch_is_retried_in_a_batch() -> None:
 # Not called ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db
 def test_tasks_that_were_not_called_return_without_a_counted_failure() -> None:
     rows = many_tasks(2, in_batch=True)
     runs = take_batch(10, PLACE)
@@ -241,7 +228,6 @@ def test_tasks_that_were_not_called_return_without_a_counted_failure() -> None:
     assert not TaskExecutionLog.objects.exists()
 
 
-@pytest.mark.django_db
 def test_a_cancelled_task_that_was_not_called_does_not_return() -> None:
     many_tasks(2, in_batch=True)
     first, second = runs = take_batch(10, PLACE)
@@ -251,7 +237,6 @@ def test_a_cancelled_task_that_was_not_called_does_not_return() -> None:
     assert Task.objects.get(pk=second.task_id).status == Status.PENDING
 
 
-@pytest.mark.django_db
 def test_a_lost_task_of_a_batch_uses_no_crash_budget_and_runs_alone() -> None:
     a_task(in_batch=True, max_crashes=1)
     assert len(take_batch(10, PLACE)) == 1
@@ -267,7 +252,6 @@ def test_a_lost_task_of_a_batch_uses_no_crash_budget_and_runs_alone() -> None:
     assert (row.status, row.crashes) == (Status.FAILED, 1)
 
 
-@pytest.mark.django_db
 def test_the_runs_of_a_dead_child_are_found_by_its_message() -> None:
     many_tasks(4, in_batch=True)
     message = os.urandom(batches.TOKEN_BYTES)

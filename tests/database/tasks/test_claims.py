@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -49,23 +51,13 @@ def test_a_batch_takes_the_highest_priority_first_and_then_the_oldest() -> None:
     rows = [a_task(due=due, priority=priority) for priority in (0, 9, 5) for due in (-1, -30, -10)]
     expected = sorted(rows, key=lambda row: (-row.priority, row.due_at))
     taken = [set(_published(_claim(2))) for _ in range(5)]
-    wanted = [row.pk for row in expected]
-    assert taken == [
-        set(wanted[0:2]),
-        set(wanted[2:4]),
-        set(wanted[4:6]),
-        set(wanted[6:8]),
-        set(wanted[8:]),
-    ]
+    assert taken == [{row.pk for row in expected[at : at + 2]} for at in range(0, 10, 2)]
 
 
 def test_a_claimed_task_is_queued_with_a_new_epoch_and_a_republish_time() -> None:
-    row = a_task(
-        name="tests.project.tasks.urgent",
-        priority=7,
-        options={"timeout": 5.0, "soft_timeout": 4.0},
-        idempotency_key="i",
-    )
+    options = {"timeout": 5.0, "soft_timeout": 4.0}
+    name = "tests.project.tasks.urgent"
+    row = a_task(name=name, priority=7, options=options, idempotency_key="i")
     (message,) = _claim()
     assert message == TaskMessage(row.pk, 1, 1, row.name, QUEUE, 7, 5.0, 4.0, "i")
     assert _due_in(row) == pytest.approx(15, abs=5)
@@ -103,14 +95,8 @@ def test_next_due_times_name_each_queue_with_waiting_tasks() -> None:
 
 
 def test_heads_contain_the_priorities_that_are_due_by_the_given_time() -> None:
-    for queue, priority, due in (
-        ("a", 3, -5),
-        ("a", 9, 60),
-        ("a", 0, -1),
-        ("b", 7, 1),
-        ("c", 2, 9),
-    ):
-        a_task(queue=queue, priority=priority, due=due)
+    for due in (("a", 3, -5), ("a", 9, 60), ("a", 0, -1), ("b", 7, 1), ("c", 2, 9)):
+        a_task(queue=due[0], priority=due[1], due=due[2])
     a_task(Status.QUEUED, queue="d")
     now = database_now()
     levels = {head.queue: head.levels for head in read_heads(now)}
@@ -148,24 +134,17 @@ def test_a_claim_takes_only_tasks_of_the_requested_priorities() -> None:
 def test_next_due_times_cover_more_queues_than_a_recursion_has_steps() -> None:
     """MariaDB silently ends a recursion after 1,000 steps, MySQL with an error."""
     row = a_task()
+    values: dict[str, Any] = {"name": row.name, "status": "PENDING"}
+    values |= {"run_at": row.run_at, "due_at": row.due_at}
     Task.objects.unguarded().bulk_create(
-        [
-            Task(
-                name=row.name,
-                queue=f"q{number:04}",
-                status="PENDING",
-                run_at=row.run_at,
-                due_at=row.due_at,
-            )
-            for number in range(1_200)
-        ]
+        [Task(queue=f"q{number:04}", **values) for number in range(1_200)]
     )
     found = heads()
     assert len(found) == 1_201
     assert set(found.values()) == {row.due_at}
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4])
 def test_next_due_times_are_read_page_by_page(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_durable_tasks.limits.backpressure.AT_ONCE", 2)
     rows = {f"q{n}": a_task(queue=f"q{n}", due=n) for n in range(number)}
@@ -182,10 +161,6 @@ def test_scopes_of_waiting_tasks_are_read_page_by_page(
         a_task(due_at=NEVER, waiting_for_limit=scope)
     assert scopes_after("", limit) == scopes[:limit]
     assert scopes_after("task:2", limit) == scopes[3:][:limit]
-
-
-def test_an_empty_table_has_no_next_due_times() -> None:
-    assert heads() == {}
 
 
 def test_capacity_is_the_rest_of_the_window_and_zero_in_a_paused_queue() -> None:
@@ -330,6 +305,16 @@ def _flushes() -> str:
         return str(cursor.fetchone()[0])
 
 
+@contextmanager
+def _rolled_back(flushes: str) -> Iterator[None]:
+    """Check that the transaction of the block is flushed or not, and that later ones are."""
+    with transaction.atomic():
+        yield
+        assert _flushes() == flushes
+        transaction.set_rollback(True)
+    assert _flushes() == "on"
+
+
 @pytest.mark.postgresql
 @pytest.mark.parametrize("overlap_key", [None, "overlap_key"])
 @pytest.mark.parametrize("by_ids", [False, True])
@@ -343,11 +328,8 @@ def test_a_claim_without_overlap_keys_does_not_wait_for_the_disk_and_later_state
     a refused task.
     """
     row = a_task(overlap_key=overlap_key)
-    with transaction.atomic():
+    with _rolled_back("on" if overlap_key else "off"):
         assert (_these(row) if by_ids else _published(_claim())) == [row.pk]
-        assert _flushes() == ("on" if overlap_key else "off")
-        transaction.set_rollback(True)
-    assert _flushes() == "on"
 
 
 @pytest.mark.postgresql
@@ -363,12 +345,8 @@ def test_a_start_does_not_wait_for_the_disk_unless_it_is_the_only_proof_of_a_cal
     """
     monkeypatch.setattr(runs, "in_transaction", lambda: not alone)
     row = a_task(Status.QUEUED, on_orphan=on_orphan)
-    with transaction.atomic():
-        run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None)
-        assert isinstance(run, Run)
-        assert _flushes() == flushes
-        transaction.set_rollback(True)
-    assert _flushes() == "on"
+    with _rolled_back(flushes):
+        assert isinstance(attempts.open_run(row.pk, row.epoch, PLACE, "id", None), Run)
 
 
 @pytest.mark.postgresql
@@ -378,12 +356,9 @@ def test_a_start_of_a_batch_does_not_wait_for_the_disk(
 ) -> None:
     monkeypatch.setattr(transition_batches, "in_transaction", lambda: not alone)
     row = a_task(in_batch=True)
-    with transaction.atomic():
+    with _rolled_back("off" if alone else "on"):
         (run,) = batches.take(row.queue, row.name, batches.run_ids_of(b"token.", 1), PLACE)
         assert run.task_id == row.pk
-        assert _flushes() == ("off" if alone else "on")
-        transaction.set_rollback(True)
-    assert _flushes() == "on"
 
 
 def test_a_node_claims_the_tasks_of_its_shards_and_of_unserved_ones() -> None:
@@ -402,8 +377,6 @@ def test_upcoming_tasks_are_read_before_they_are_due() -> None:
     a_task(queue="other", due=1)
     found = claim.coming(QUEUE, now, now + timedelta(seconds=5), 10)
     assert [row[2] for row in found] == [rows[1].pk, rows[2].pk, rows[0].pk]
-    assert [row[4] for row in claim.coming(QUEUE, now, now + timedelta(seconds=5), 10, {2, 3})] == [
-        2,
-        3,
-    ]
+    of_shards = claim.coming(QUEUE, now, now + timedelta(seconds=5), 10, {2, 3})
+    assert [row[4] for row in of_shards] == [2, 3]
     assert len(claim.coming(QUEUE, now, now + timedelta(seconds=5), 2)) == 2

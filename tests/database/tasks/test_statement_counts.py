@@ -42,6 +42,8 @@ from tests.insert_statements import insert_statements
 from tests.process_state import new_process_state
 from tests.project import tasks
 
+pytestmark = pytest.mark.django_db
+
 
 class _Meter:
     """Counts what every engine connection sends and commits, by wrapping the connections."""
@@ -94,10 +96,7 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "claim": (Status.PENDING, _claim),
     "take": (Status.PENDING, lambda rows: take_these(question(*rows), 100, PLACE)),
     "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
-    "move": (
-        Status.QUEUED,
-        lambda rows: operator_actions.move(question(*rows), database_now()),
-    ),
+    "move": (Status.QUEUED, lambda rows: operator_actions.move(question(*rows), database_now())),
     "edit": (
         Status.QUEUED,
         lambda rows: operator_actions.edit(question(*rows), priority=7, args=[], by="bob"),
@@ -122,10 +121,7 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "retry": (Status.RUNNING, lambda rows: end(*rows, outcome=FAILURE)),
     "exhaust": (Status.RUNNING, lambda rows: end(*rows, outcome=HOPELESS)),
     "lose": (Status.RUNNING, lambda rows: end(*rows, outcome=CRASH)),
-    "replay": (
-        Status.FAILED,
-        lambda rows: operator_actions.replay(question(*rows), by="bob"),
-    ),
+    "replay": (Status.FAILED, lambda rows: operator_actions.replay(question(*rows), by="bob")),
     "discard": (
         Status.FAILED,
         lambda rows: operator_actions.discard_letters(
@@ -153,7 +149,6 @@ def _cost(act: Callable[[], Any]) -> list[str]:
     return meter.statements
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_needs_as_many_statements_for_fifty_tasks_as_for_one(operation: str) -> None:
     status, act = OPERATIONS[operation]
@@ -166,7 +161,6 @@ def test_an_operation_needs_as_many_statements_for_fifty_tasks_as_for_one(operat
     assert len(costs[0]) == len(costs[1]), costs
 
 
-@pytest.mark.django_db
 def test_a_claim_needs_no_additional_statement_without_limits(vendor: str) -> None:
     config.limits_in_force()
     rows = many_tasks(3)
@@ -177,7 +171,6 @@ def test_a_claim_needs_no_additional_statement_without_limits(vendor: str) -> No
     assert vendor != "postgresql" or len(statements) == 1
 
 
-@pytest.mark.django_db
 def test_a_limited_claim_needs_as_many_statements_for_fifty_tasks_as_for_one() -> None:
     Limit.objects.create(scope=f"task:{NOOP}", max_concurrency=60, rate="60/s")
     new_process_state()
@@ -193,7 +186,6 @@ def test_a_limited_claim_needs_as_many_statements_for_fifty_tasks_as_for_one() -
 
 @pytest.mark.postgresql
 @pytest.mark.mariadb
-@pytest.mark.django_db
 def test_a_limited_claim_needs_as_many_statements_for_fifty_scopes_as_for_one() -> None:
     scopes = [f"key:customer-{number}" for number in range(50)]
     Limit.objects.bulk_create([Limit(scope=scope, max_concurrency=60) for scope in scopes])
@@ -209,7 +201,6 @@ def test_a_limited_claim_needs_as_many_statements_for_fifty_scopes_as_for_one() 
     assert len(costs[1]) == len(costs[0]), costs
 
 
-@pytest.mark.django_db
 def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(
     vendor: str, settings: Any
 ) -> None:
@@ -232,14 +223,12 @@ def test_releasing_needs_as_many_statements_for_fifty_waitlists_as_for_one(
     assert len(costs[1]) == len(costs[0]) + extra, costs
 
 
-@pytest.mark.django_db
 def test_fifty_tasks_are_created_with_the_statements_of_one() -> None:
     one, fifty = (_cost(partial(tasks.add.schedule_many, [(1, 2)] * number)) for number in (1, 50))
     assert len(one) == 1
     assert len(fifty) == insert_statements(Task, 50)
 
 
-@pytest.mark.django_db
 def test_many_follow_ups_are_created_with_as_many_statements_as_few() -> None:
     few, many = (
         _cost(
@@ -265,7 +254,6 @@ def test_many_follow_ups_are_created_with_as_many_statements_as_few() -> None:
     assert Task.objects.filter(status__in=[Status.PENDING, Status.QUEUED]).count() == 600
 
 
-@pytest.mark.django_db
 def test_the_runs_of_a_dead_node_are_lost_with_the_statements_of_one() -> None:
     costs = []
     for number in (1, 50):
@@ -275,7 +263,6 @@ def test_the_runs_of_a_dead_node_are_lost_with_the_statements_of_one() -> None:
     assert len(costs[0]) == len(costs[1])
 
 
-@pytest.mark.django_db
 def test_the_next_due_times_need_one_statement_and_the_snapshot_three() -> None:
     for number in range(20):
         a_task(queue=f"queue-{number}")
@@ -367,7 +354,6 @@ def test_a_run_leaves_one_log_entry_and_no_lease() -> None:
 # Refusal ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("unique_for", [None, 60.0])
 @pytest.mark.parametrize("status", [None, *sorted(set(Status) - {Status.QUEUED})])
 def test_a_message_that_starts_nothing_costs_one_statement(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Status
+from django_durable_tasks.choices import OPEN, LogStatus, Status
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered, get
@@ -47,20 +47,11 @@ def test_another_subject_or_tenant_is_another_task() -> None:
     assert len({row.pk for row in rows}) == 4
 
 
-@pytest.mark.parametrize("status", sorted(OPEN))
+@pytest.mark.parametrize("status", sorted(Status))
 def test_a_task_owns_its_unique_key_while_it_is_open(status: Status) -> None:
-    holder = a_task(
-        status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
-    )
-    assert _schedule(tasks.unique, "a").pk == holder.pk
-
-
-@pytest.mark.parametrize("status", sorted(TERMINAL))
-def test_an_ended_task_frees_its_unique_key(status: Status) -> None:
-    holder = a_task(
-        status, name="tests.project.tasks.unique", unique_key="tests.project.tasks.unique:a"
-    )
-    assert _schedule(tasks.unique, "a").pk != holder.pk
+    name = tasks.unique.name
+    holder = a_task(status, name=name, unique_key=f"{name}:a")
+    assert (_schedule(tasks.unique, "a").pk == holder.pk) == (status in OPEN)
 
 
 def test_raise_names_the_owner_and_writes_nothing() -> None:
@@ -102,19 +93,15 @@ def test_a_key_template_that_does_not_match_the_call_is_refused_with_a_package_e
 
 
 def test_for_a_time_after_a_success_a_start_does_nothing_and_is_logged_as_duplicate() -> None:
-    key = "tests.project.tasks.unique_for_an_hour:a"
     name = "tests.project.tasks.unique_for_an_hour"
+    key = f"{name}:a"
     a_task(Status.SUCCESS, name=name, unique_key=key)
     row = a_task(Status.QUEUED, name=name, unique_key=key)
     opened = attempts.open_run(row.pk, row.epoch, PLACE, "id", 3600)
     row.refresh_from_db()
     assert opened == Refusal.DUPLICATE
-    assert (row.status, row.reason, row.attempts, row.open_unique_key) == (
-        Status.SKIPPED,
-        "DUPLICATE",
-        0,
-        None,
-    )
+    assert (row.status, row.reason) == (Status.SKIPPED, "DUPLICATE")
+    assert (row.attempts, row.open_unique_key) == (0, None)
     log = row.executions.get()
     assert (log.status, log.worker, log.celery_id) == (LogStatus.DUPLICATE, PLACE.worker, "id")
 

@@ -5,7 +5,8 @@ is refused.
 from __future__ import annotations
 
 import uuid
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -48,75 +49,43 @@ def _now(row: Task) -> Task:
     return found
 
 
-def _state(row: Task) -> tuple[Any, ...]:
-    row = _now(row)
-    return (
-        row.status,
-        row.epoch,
-        row.due_at,
-        row.lease_until,
-        row.attempts,
-        row.failures,
-        row.crashes,
-        row.run_id,
-    )
-
-
 def test_every_transition_of_the_table_is_tested() -> None:
     assert set(TRANSITIONS) - set(ACTS) == {"create"}
 
 
 @pytest.mark.parametrize("use_tz", [True, False], ids=["USE_TZ", "no USE_TZ"])
 @pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_a_task_changes_from_and_to_the_statuses_of_the_table(
+def test_a_task_changes_as_the_table_says(
     name: str, status: Status, use_tz: bool, settings: Any
 ) -> None:
+    """It gets one of the statuses, the epoch and the deadline of the table. An open dead letter
+    exists if and only if it is FAILED.
+    """
     settings.USE_TZ = use_tz
-    row = a_task(status)
-    assert ACTS[name](row)
-    row = _now(row)
-    if name == "cancel" and status == Status.RUNNING:
+    before = a_task(status)
+    assert ACTS[name](before)
+    row = _now(before)
+    asked_only = name == "cancel" and status == Status.RUNNING
+    if asked_only:
         assert row.status == Status.RUNNING
         assert row.cancel_requested_at is not None
     else:
         assert row.status in TRANSITIONS[name].targets
-
-
-@pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_the_epoch_increases_exactly_where_the_table_says(name: str, status: Status) -> None:
-    row = a_task(status)
-    ACTS[name](row)
-    asked_only = name == "cancel" and status == Status.RUNNING
     rises = ("epoch+1" in TRANSITIONS[name].writes or name == "take") and not asked_only
-    assert _now(row).epoch == row.epoch + rises
+    assert row.epoch == before.epoch + rises
+    assert (row.due_at is not None) == (row.status in WITH_DUE_AT)
+    assert (row.lease_until is not None) == (row.status == Status.RUNNING)
+    assert (row.completed_at is not None) == (row.status in TERMINAL)
+    assert row.dead_letters.filter(resolved_at=None).count() == (row.status == Status.FAILED)
 
 
 @pytest.mark.parametrize(("name", "status"), REFUSED)
 def test_a_task_in_another_status_is_refused_and_left_unchanged(name: str, status: Status) -> None:
     row = a_task(status)
-    before = _state(row)
+    columns = ("status", "epoch", "due_at", "lease_until", "attempts", "failures", "crashes")
+    before = question(row).values(*columns, "run_id").get()
     assert not ACTS[name](row)
-    assert _state(row) == before
-
-
-@pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_every_open_task_has_exactly_its_own_deadline(name: str, status: Status) -> None:
-    row = a_task(status)
-    ACTS[name](row)
-    row = _now(row)
-    assert (row.due_at is not None) == (row.status in WITH_DUE_AT)
-    assert (row.lease_until is not None) == (row.status == Status.RUNNING)
-    assert (row.completed_at is not None) == (row.status in TERMINAL)
-
-
-@pytest.mark.parametrize(("name", "status"), ALLOWED)
-def test_a_failed_task_has_one_open_dead_letter_and_no_other_task_has_one(
-    name: str, status: Status
-) -> None:
-    row = a_task(status)
-    ACTS[name](row)
-    row = _now(row)
-    assert row.dead_letters.filter(resolved_at=None).count() == (row.status == Status.FAILED)
+    assert question(row).values(*columns, "run_id").get() == before
 
 
 @pytest.mark.parametrize("away", [-1, 1, 100])
@@ -129,17 +98,10 @@ def test_a_message_of_another_epoch_does_not_start_the_task(away: int) -> None:
 @pytest.mark.parametrize(
     "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
 )
-def test_a_heartbeat_with_other_tokens_renews_nothing(tokens: dict[str, Any]) -> None:
+def test_a_heartbeat_and_an_ending_with_other_tokens_are_refused(tokens: dict[str, Any]) -> None:
     row = a_task(Status.RUNNING)
     assert heartbeat(row, **tokens) == {}
     assert _now(row).lease_until == row.lease_until
-
-
-@pytest.mark.parametrize(
-    "tokens", [{"epoch": 1}, {"epoch": 3}, {"run_id": uuid.UUID(int=7)}], ids=str
-)
-def test_an_ending_with_other_tokens_is_refused(tokens: dict[str, Any]) -> None:
-    row = a_task(Status.RUNNING)
     given = {"epoch": row.epoch, "run_id": row.run_id} | tokens
     Task.objects.unguarded().filter(pk=row.pk).update(**given)
     stale = a_run(row)
@@ -196,85 +158,57 @@ def test_a_retry_stores_its_delay_and_its_last_error() -> None:
     assert (row.last_error, row.reason) == ("Broken: broken", "")
 
 
+@contextmanager
+def _receiving(receiver: Callable[..., None]) -> Iterator[None]:
+    tasks_transitioned.connect(receiver)
+    try:
+        yield
+    finally:
+        tasks_transitioned.disconnect(receiver)
+
+
 def test_one_signal_per_batch_reports_each_transition() -> None:
     received: list[tuple[Any, ...]] = []
 
-    def listen(
-        sender: Any, transition: str, status: Status, task_ids: list[uuid.UUID], **_: Any
-    ) -> None:
+    def listen(transition: str, status: Status, task_ids: list[uuid.UUID], **_: Any) -> None:
         received.append((transition, status, sorted(task_ids)))
 
     rows = many_tasks(3, Status.PENDING)
-    tasks_transitioned.connect(listen)
-    try:
+    with _receiving(listen):
         transitions.skip(question(*rows), "a test")
         transitions.skip(question(*rows), "a test")
-    finally:
-        tasks_transitioned.disconnect(listen)
     assert received == [("skip", Status.SKIPPED, [row.pk for row in rows])]
 
 
-def test_a_receiver_that_raises_changes_nothing() -> None:
-    def refuse(**_: Any) -> None:
-        raise RuntimeError("a receiver's own fault")
-
-    row = a_task()
-    tasks_transitioned.connect(refuse)
-    try:
-        assert transitions.skip(question(row), "a test") == 1
-    finally:
-        tasks_transitioned.disconnect(refuse)
-    assert _now(row).status == Status.SKIPPED
+def _raise(**_: Any) -> None:
+    raise RuntimeError("a fault of the receiver or of its hook")
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_receiver_whose_statement_fails_undoes_no_transition() -> None:
-    def stumble(**_: Any) -> None:
-        Tenant.objects.create(id=DEFAULT_TENANT_ID, slug="taken")
+def _violate(**_: Any) -> None:
+    Tenant.objects.create(id=DEFAULT_TENANT_ID, slug="taken")
 
-    tasks_transitioned.connect(stumble)
-    try:
-        row = a_task(Status.PENDING)
-        assert transitions.cancel(tables.tasks().filter(pk=row.pk), "enough") == 1
-    finally:
-        tasks_transitioned.disconnect(stumble)
-    row.refresh_from_db()
-    assert row.status == Status.CANCELLED
+
+def _hide_a_failed_statement(**_: Any) -> None:
+    with suppress(DatabaseError), connection.cursor() as cursor:
+        cursor.execute("SELECT nope FROM no_such_table")
+
+
+def _register_a_hook_that_raises(**_: Any) -> None:
+    transaction.on_commit(_raise)
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("in_transaction", [True, False])
-def test_a_receiver_that_hides_a_failed_statement_undoes_no_transition(
-    in_transaction: bool,
+@pytest.mark.parametrize(
+    "receiver", [_raise, _violate, _hide_a_failed_statement, _register_a_hook_that_raises]
+)
+def test_a_receiver_that_fails_undoes_no_transition(
+    receiver: Callable[..., None], in_transaction: bool
 ) -> None:
-    def hide(**_: Any) -> None:
-        with suppress(DatabaseError), connection.cursor() as cursor:
-            cursor.execute("SELECT nope FROM no_such_table")
-
-    row = a_task(Status.QUEUED)
-    tasks_transitioned.connect(hide)
-    try:
+    started, cancelled = a_task(Status.QUEUED), a_task()
+    with _receiving(receiver):
         with tables.atomic() if in_transaction else nullcontext():
-            assert start(row) is not None
-    finally:
-        tasks_transitioned.disconnect(hide)
-    assert _now(row).status == Status.RUNNING
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("in_transaction", [True, False])
-def test_a_hook_registered_by_a_receiver_may_fail_after_the_commit(in_transaction: bool) -> None:
-    def fail() -> None:
-        raise RuntimeError("a hook of the project's")
-
-    def register(**_: Any) -> None:
-        transaction.on_commit(fail)
-
-    row = a_task(Status.QUEUED)
-    tasks_transitioned.connect(register)
-    try:
-        with tables.atomic() if in_transaction else nullcontext():
-            assert start(row) is not None
-    finally:
-        tasks_transitioned.disconnect(register)
-    assert _now(row).status == Status.RUNNING
+            assert start(started) is not None
+        assert transitions.cancel(question(cancelled), "enough") == 1
+    assert _now(started).status == Status.RUNNING
+    assert _now(cancelled).status == Status.CANCELLED

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from django_durable_tasks.conf import InvalidSetting, check_http
+from django_durable_tasks.conf import InvalidSetting, read
 from django_durable_tasks.contrib.callbacks.http import CallFailed, CallFailure, Deadline
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.targets.addresses import (
@@ -172,4 +172,4 @@ def test_a_name_never_opens_a_metadata_service_with_a_private_address(address: s
 
 def test_a_boolean_is_no_port() -> None:
     with pytest.raises(InvalidSetting, match="HTTP_PORTS"):
-        check_http((), [True], ())
+        read({"HTTP_PORTS": [True]})

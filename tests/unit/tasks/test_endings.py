@@ -30,83 +30,49 @@ budgets = st.builds(
 )
 outcomes = st.builds(Outcome, kind=st.sampled_from(EndingKind), retryable=st.booleans())
 
-TABLE = [
-    (EndingKind.SUCCEEDED, {}, {}, Status.SUCCESS, LogStatus.SUCCESS, ""),
-    (EndingKind.SUCCEEDED, {}, {"cancel_requested": True}, Status.SUCCESS, LogStatus.SUCCESS, ""),
-    (EndingKind.FAILED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
-    (EndingKind.FAILED, {}, {"failures": 1}, Status.PENDING, LogStatus.RETRY, ""),
-    (EndingKind.FAILED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
-    (EndingKind.FAILED, {}, {"max_attempts": 1}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
-    (EndingKind.FAILED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "GAVE_UP"),
-    (
-        EndingKind.FAILED,
-        {},
-        {"cancel_requested": True},
-        Status.CANCELLED,
-        LogStatus.CANCELLED,
-        "CANCELLED",
-    ),
-    (EndingKind.RETRY_ASKED, {}, {}, Status.PENDING, LogStatus.RETRY, ""),
-    (EndingKind.RETRY_ASKED, {}, {"failures": 2}, Status.FAILED, LogStatus.FAILED, "EXHAUSTED"),
-    (
-        EndingKind.RETRY_ASKED,
-        {},
-        {"cancel_requested": True},
-        Status.CANCELLED,
-        LogStatus.CANCELLED,
-        "CANCELLED",
-    ),
-    (EndingKind.REJECTED, {"retryable": False}, {}, Status.FAILED, LogStatus.FAILED, "REJECTED"),
-    (EndingKind.REJECTED, {"retryable": True}, {}, Status.PENDING, LogStatus.RETRY, ""),
-    (EndingKind.IGNORED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "IGNORED"),
-    (EndingKind.REVOKED, {}, {}, Status.CANCELLED, LogStatus.CANCELLED, "REVOKED"),
-    (EndingKind.CRASHED, {}, {}, Status.PENDING, LogStatus.LOST, ""),
-    (EndingKind.CRASHED, {}, {"crashes": 2}, Status.FAILED, LogStatus.LOST, "CRASHED"),
-    (EndingKind.CRASHED, {}, {"failures": 9}, Status.PENDING, LogStatus.LOST, ""),
-    (
-        EndingKind.CRASHED,
-        {},
-        {"on_orphan": "DEAD_LETTER"},
-        Status.FAILED,
-        LogStatus.LOST,
-        "ORPHANED",
-    ),
-    (
-        EndingKind.CRASHED,
-        {},
-        {"cancel_requested": True, "crashes": 2},
-        Status.CANCELLED,
-        LogStatus.LOST,
-        "CANCELLED",
-    ),
+ASKED = {"cancel_requested": True}
+CANCELLED = (Status.CANCELLED, LogStatus.CANCELLED)
+FAILED, RETRIED = (Status.FAILED, LogStatus.FAILED), (Status.PENDING, LogStatus.RETRY)
+SUCCEEDED = (Status.SUCCESS, LogStatus.SUCCESS)
+LOST, DEAD = (Status.PENDING, LogStatus.LOST), (Status.FAILED, LogStatus.LOST)
+STOPPED = (Status.CANCELLED, LogStatus.LOST)
+TABLE: list[tuple[EndingKind, dict[str, Any], dict[str, Any], tuple[Status, LogStatus], str]] = [
+    (EndingKind.SUCCEEDED, {}, {}, SUCCEEDED, ""),
+    (EndingKind.SUCCEEDED, {}, ASKED, SUCCEEDED, ""),
+    (EndingKind.FAILED, {}, {}, RETRIED, ""),
+    (EndingKind.FAILED, {}, {"failures": 1}, RETRIED, ""),
+    (EndingKind.FAILED, {}, {"failures": 2}, FAILED, "EXHAUSTED"),
+    (EndingKind.FAILED, {}, {"max_attempts": 1}, FAILED, "EXHAUSTED"),
+    (EndingKind.FAILED, {"retryable": False}, {}, FAILED, "GAVE_UP"),
+    (EndingKind.FAILED, {}, ASKED, CANCELLED, "CANCELLED"),
+    (EndingKind.RETRY_ASKED, {}, {}, RETRIED, ""),
+    (EndingKind.RETRY_ASKED, {}, {"failures": 2}, FAILED, "EXHAUSTED"),
+    (EndingKind.RETRY_ASKED, {}, ASKED, CANCELLED, "CANCELLED"),
+    # The function passed its own limit of attempts, which overrides that of the task.
+    (EndingKind.RETRY_ASKED, {"max_attempts": 2}, {"failures": 1}, FAILED, "EXHAUSTED"),
+    (EndingKind.RETRY_ASKED, {"max_attempts": 4}, {"failures": 2}, RETRIED, ""),
+    (EndingKind.REJECTED, {"retryable": False}, {}, FAILED, "REJECTED"),
+    (EndingKind.REJECTED, {"retryable": True}, {}, RETRIED, ""),
+    (EndingKind.IGNORED, {}, {}, CANCELLED, "IGNORED"),
+    (EndingKind.REVOKED, {}, {}, CANCELLED, "REVOKED"),
+    (EndingKind.CRASHED, {}, {}, LOST, ""),
+    (EndingKind.CRASHED, {}, {"failures": 9}, LOST, ""),
+    (EndingKind.CRASHED, {}, {"crashes": 2}, DEAD, "CRASHED"),
+    (EndingKind.CRASHED, {}, {"on_orphan": "DEAD_LETTER"}, DEAD, "ORPHANED"),
+    (EndingKind.CRASHED, {}, {**ASKED, "crashes": 2}, STOPPED, "CANCELLED"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "outcome", "row", "status", "log", "reason"), TABLE)
+@pytest.mark.parametrize(("kind", "outcome", "row", "statuses", "reason"), TABLE)
 def test_an_ending_leads_to_the_status_of_the_table(
     kind: EndingKind,
     outcome: dict[str, Any],
     row: dict[str, Any],
-    status: Status,
-    log: LogStatus,
+    statuses: tuple[Status, LogStatus],
     reason: str,
 ) -> None:
     verdict = decide(Outcome(kind=kind, **outcome), _budgets(**row))
-    assert (verdict.status, verdict.log, verdict.reason) == (status, log, reason)
-
-
-@pytest.mark.parametrize(
-    ("limit", "status"), [(1, Status.FAILED), (2, Status.FAILED), (3, Status.PENDING)]
-)
-def test_a_limit_set_by_the_body_overrides_that_of_the_task(limit: int, status: Status) -> None:
-    verdict = decide(
-        Outcome(kind=EndingKind.RETRY_ASKED, max_attempts=limit),
-        _budgets(failures=1, max_attempts=2),
-    )
-    assert (verdict.status, verdict.reason) == (
-        status,
-        "EXHAUSTED" if status == Status.FAILED else "",
-    )
+    assert ((verdict.status, verdict.log), verdict.reason) == (statuses, reason)
 
 
 @given(outcomes, budgets)

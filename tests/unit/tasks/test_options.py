@@ -104,21 +104,12 @@ def _names(text: str, option: str, remedy: str) -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     options = task_options("job", {})
-    assert (options.queue, options.priority, options.max_attempts, options.max_crashes) == (
-        None,
-        0,
-        5,
-        3,
-    )
-    assert (options.retry.backoff, options.retry.base, options.retry.maximum) == (
-        Backoff.EXPONENTIAL,
-        1,
-        3600,
-    )
-    assert options.retry.jitter
-    assert (options.timeout, options.soft_timeout, options.expires_in, options.unique) == (
-        None,
-    ) * 4
+    budgets = (options.priority, options.max_attempts, options.max_crashes)
+    assert (options.queue, *budgets) == (None, 0, 5, 3)
+    retry = options.retry
+    assert (retry.backoff, retry.base, retry.maximum) == (Backoff.EXPONENTIAL, 1, 3600)
+    assert retry.jitter
+    assert {options.timeout, options.soft_timeout, options.expires_in, options.unique} == {None}
     assert (options.on_orphan, options.atomic) == (OnOrphan.RETRY, False)
     assert options.unique_on_conflict == UniqueOnConflict.RETURN_EXISTING
 
@@ -149,23 +140,19 @@ def test_durations_may_be_timedeltas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("max_attemps", "max_attempts"), ("prioritty", "priority")]
+    ("refuse", "wrong", "right"),
+    [
+        (lambda wrong: cast("Any", durable_task)(**wrong)(_plain), "max_attemps", "max_attempts"),
+        (lambda wrong: cast("Any", durable_task)(**wrong)(_plain), "prioritty", "priority"),
+        (partial(call_options, CallOptions()), "runat", "run_at"),
+        (partial(call_options, CallOptions()), "idempotence_key", "idempotency_key"),
+    ],
 )
-def test_an_unknown_option_of_a_task_is_refused_with_the_nearest_valid_one(
-    wrong: str, right: str
+def test_an_unknown_option_is_refused_with_the_nearest_valid_one(
+    refuse: Any, wrong: str, right: str
 ) -> None:
     with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
-        cast("Any", durable_task)(**{wrong: 1})(lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"), [("runat", "run_at"), ("idempotence_key", "idempotency_key")]
-)
-def test_an_unknown_option_of_a_call_is_refused_with_the_nearest_valid_one(
-    wrong: str, right: str
-) -> None:
-    with pytest.raises(InvalidOption, match=f"no option '{wrong}'. Did you mean '{right}'"):
-        call_options(CallOptions(), {wrong: 1})
+        refuse({wrong: 1})
 
 
 def test_later_options_of_a_call_override_earlier_ones_and_none_resets_them() -> None:
@@ -220,13 +207,6 @@ def test_give_up_on_is_tested_before_retry_for(
     assert options.retryable(error) is worth
 
 
-def test_an_async_body_is_refused() -> None:
-    async def body() -> None: ...
-
-    with pytest.raises(InvalidOption, match="is async"):
-        durable_task(body)
-
-
 def _plain() -> None:
     """Could be the function of a task."""
 
@@ -248,6 +228,9 @@ async def _streams() -> AsyncIterator[int]:
     yield 1
 
 
+async def _awaits() -> None: ...
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -260,6 +243,7 @@ async def _streams() -> AsyncIterator[int]:
         (int, "int, which is a class"),
         (_Callable(), "which is a _Callable"),
         (vars(_Callable)["plain"], "which is a staticmethod"),
+        (_awaits, "_awaits is async"),
         (_yields, "_yields is a generator"),
         (_streams, "_streams is a generator"),
         (3, "3, which is a int"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_durable_tasks.choices import OPEN, REPLAYABLE, TERMINAL, WITH_DUE_AT, Status
+from django_durable_tasks.choices import OPEN, REPLAYABLE, TERMINAL, Status
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.tasks.options import Schedule
 from django_durable_tasks.workflows.builder import followups_of
@@ -28,14 +28,6 @@ def test_an_ended_task_is_changed_by_operators_only() -> None:
 def test_success_is_final_except_for_a_backfill_that_reprocesses_all() -> None:
     assert [move.name for move in MOVES if Status.SUCCESS in move.sources] == ["rerun"]
     assert TERMINAL - {Status.SUCCESS} == REPLAYABLE
-
-
-def test_only_tasks_that_wait_for_a_message_have_a_due_time() -> None:
-    assert {Status.PENDING, Status.QUEUED} == WITH_DUE_AT
-
-
-def test_every_transition_has_its_guard_and_its_written_columns() -> None:
-    assert all(move.guard and move.writes for move in MOVES)
 
 
 def test_a_body_returns_follow_ups_alone_or_in_a_list() -> None:
