@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -28,7 +29,6 @@ from django_durable_tasks.command.subcommand import (
     table,
 )
 from django_durable_tasks.contrib.beat import compare, importer, shadow_fires, tables
-from django_durable_tasks.contrib.beat.compare import Comparison
 from django_durable_tasks.contrib.beat.shadow_fires import Shadow
 from django_durable_tasks.contrib.beat.tables import (
     DISABLED,
@@ -36,7 +36,6 @@ from django_durable_tasks.contrib.beat.tables import (
     NOT_ALLOWED,
     BeatRow,
     BeatRowOver,
-    Import,
     ImportContext,
     NoBeatTables,
     imported,
@@ -113,33 +112,39 @@ def import_beat(options: Options, out: Output) -> int:
     """
     load_declarations()
     now, database = database_now(), options["database"]
-    rows = tables.rows(database, options["only"] or ())
-    _refuse_unknown(options["only"] or [], rows)
-    found = [_judged(row, now, options) for row in rows]
-    if not options["dry_run"]:
-        for one in found:
-            _import(one, options)
-    out.emit([_data_of_row(one) for one in found], _import_text(found))
-    _note(found, options, out)
-    return REFUSED if any(one.act == REFUSE for one in found) else OK
-
-
-def _refuse_unknown(wanted: Sequence[str], rows: Sequence[BeatRow]) -> None:
-    missing = sorted(set(wanted) - {row.name for row in rows})
+    wanted = options["only"] or []
+    beat_rows = tables.rows(database, wanted)
+    missing = sorted(set(wanted) - {row.name for row in beat_rows})
     if missing:
         refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
+    rows = [_judged(row, now, options) for row in beat_rows]
+    if not options["dry_run"]:
+        for row in rows:
+            if row.act == IMPORT:
+                _import(row, options)
+    data = [{**dataclasses.asdict(row), "options": hidden(row.options)} for row in rows]
+    out.emit(data, _import_text(rows))
+    _note(rows, options, out)
+    return REFUSED if any(row.act == REFUSE for row in rows) else OK
 
 
 def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
     durable, before = registry.find(given.task) is not None, importer.known(given.name)
-    row = _with_queue(compare.seen_by_beat(given)) if durable else compare.seen_by_beat(given)
+    row = compare.seen_by_beat(given)
+    if durable and (row.exchange is not None or row.routing_key):
+        # The queue to which its exchange and routing key lead, if there is one.
+        queue = queue_at(row.exchange, row.routing_key or None)
+        if queue is not None:
+            row = dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
     found = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
     try:
         importer.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
         become = imported(row, ImportContext(now, fields, durable, on_redis))
-        comparison = _compared_row(row, become, now)
+        values = {"start_time": now, **columns(row.name, become.options)}
+        agenda = agenda_from(RecurringTask(name=row.name, **values), None)
+        comparison = compare.compared(row, agenda, now)
     except DurableTasksError as refused:
         found.act, found.reason = OVER if isinstance(refused, BeatRowOver) else REFUSE, str(refused)
         return found
@@ -147,33 +152,12 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
     found.differences = (*become.remarks, *comparison.differences)
     found.begins = _pause_reason(row, options, durable=durable) or "ACTIVE"
     if before is not None and not row.enabled:
-        found.act, found.begins, found.reason = (
-            OURS,
-            str(before.status),
-            "it was imported and is switched off in beat",
-        )
+        found.act, found.begins = OURS, str(before.status)
+        found.reason = "it was imported and is switched off in beat"
     elif not durable and not options["carry"]:
-        found.act, found.reason = (
-            LISTED,
-            "its task is no durable task; decorate it, or import it with --carry",
-        )
+        found.act = LISTED
+        found.reason = "its task is no durable task; decorate it, or import it with --carry"
     return found
-
-
-def _with_queue(row: BeatRow) -> BeatRow:
-    """Return the row with the queue to which its exchange and routing key lead, if there is one."""
-    exchange, routing_key = row.exchange, row.routing_key or None
-    queue = None if exchange is None and routing_key is None else queue_at(exchange, routing_key)
-    return (
-        row
-        if queue is None
-        else dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
-    )
-
-
-def _compared_row(row: BeatRow, become: Import, now: datetime) -> Comparison:
-    draft = RecurringTask(name=row.name, **{"start_time": now, **columns(row.name, become.options)})
-    return compare.compared(row, agenda_from(draft, None), now)
 
 
 def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
@@ -185,77 +169,52 @@ def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
     return IN_SHADOW if options["paused"] else ""
 
 
-def _import(found: BeatImportRow, options: Options) -> None:
-    if found.act != IMPORT:
-        return
-    task, hold = (
-        PLAIN_CELERY_TASK if found.carried else found.task,
-        "" if found.begins == "ACTIVE" else found.begins,
-    )
-    beats = options["database"] if options["disable_in_beat"] else None
+def _import(row: BeatImportRow, options: Options) -> None:
+    values = {
+        "task": PLAIN_CELERY_TASK if row.carried else row.task,
+        "options": row.options,
+        "hold": "" if row.begins == "ACTIVE" else row.begins,
+        "disable_in": options["database"] if options["disable_in_beat"] else None,
+    }
     try:
-        row = perform(
-            importer.take_over,
-            found.name,
-            options,
-            task=task,
-            options=found.options,
-            hold=hold,
-            disable_in=beats,
-        ).value
+        schedule = perform(importer.take_over, row.name, options, **values).value
     except DurableTasksError as refused:
-        found.act, found.reason = REFUSE, str(refused)
+        row.act, row.reason = REFUSE, str(refused)
     else:
-        found.begins = row.status_reason or str(row.status)
+        row.begins = schedule.status_reason or str(schedule.status)
 
 
 # Output -------------------------------------------------------------------------------------------
 
 
-def _data_of_row(found: BeatImportRow) -> dict[str, Any]:
-    return {**dataclasses.asdict(found), "options": hidden(found.options)}
-
-
 def _import_text(found: Sequence[BeatImportRow]) -> str:
-    rows = [
-        {
-            "name": one.name,
-            "task": one.task,
-            "act": one.act,
-            "begins": one.begins,
-            "next_here": one.here[0] if one.here else None,
-            "next_in_beat": "unknown" if one.beat is None else (one.beat[0] if one.beat else None),
-        }
-        for one in found
-    ]
-    blocks = [_block(one) for one in found if one.reason or one.differences]
-    return "\n".join([table(_IMPORT_COLUMNS, rows, "beat has no periodic tasks"), *blocks])
-
-
-def _block(found: BeatImportRow) -> str:
-    lines = [f"\n{found.name}"]
-    lines += [f"  {found.act}: {found.reason}"] if found.reason else []
-    lines += [f"  {difference}" for difference in found.differences]
-    if found.differences:
-        theirs = "unknown" if found.beat is None else ", ".join(map(cell, found.beat))
-        lines += [
-            f"  next here:    {', '.join(map(cell, found.here))}",
-            f"  next in beat: {theirs}",
-        ]
-    return "\n".join(lines)
+    rows, lines = [], []
+    for row in found:
+        beat = "unknown" if row.beat is None else next(iter(row.beat), None)
+        next_runs = {"next_here": next(iter(row.here), None), "next_in_beat": beat}
+        rows.append({**dataclasses.asdict(row), **next_runs})
+        if row.reason or row.differences:
+            lines.append(f"\n{row.name}")
+        if row.reason:
+            lines.append(f"  {row.act}: {row.reason}")
+        if row.differences:
+            theirs = "unknown" if row.beat is None else ", ".join(map(cell, row.beat))
+            lines += [f"  {difference}" for difference in row.differences]
+            lines.append(f"  next here:    {', '.join(map(cell, row.here))}")
+            lines.append(f"  next in beat: {theirs}")
+    return "\n".join([table(_IMPORT_COLUMNS, rows, "beat has no periodic tasks"), *lines])
 
 
 def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None:
-    imported_ = [one for one in found if one.act == IMPORT]
     missing = sorted(
-        {one.task for one in found if one.carried and one.act in (IMPORT, LISTED)}
+        {row.task for row in found if row.carried and row.act in (IMPORT, LISTED)}
         - set(conf.settings().PLAIN_CELERY_TASKS)
     )
     if missing:
         allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *missing})
         out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
         out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
-    active = [one for one in imported_ if one.begins == "ACTIVE"]
+    active = [row for row in found if row.act == IMPORT and row.begins == "ACTIVE"]
     if active and not options["disable_in_beat"]:
         out.note(
             f"{len(active)} of these fire here and in beat, as long as beat runs and has them: stop"
@@ -324,33 +283,36 @@ def shadow(options: Options, out: Output) -> int:
             f"--from {start.isoformat()} is after the end, {end.isoformat()} (now less the"
             " tolerance)."
         )
-    found = _compared_fires(options, start, end, tolerance)
-    out.emit(
+    shadows = _compared_fires(options, start, end, tolerance)
+    data = {"from": start, "to": end, "tolerance": options["tolerance"]}
+    data["schedules"] = [_data_of_shadow(shadow) for shadow in shadows]
+    shown = [shadow for shadow in shadows if options["all"] or shadow.differs]
+    rows = [
         {
-            "from": start,
-            "to": end,
-            "tolerance": options["tolerance"],
-            "schedules": [_data_of_shadow(one) for one in found],
-        },
-        _shadow_text(found, options["all"]),
-    )
-    return UNHEALTHY if any(one.differs for one in found) else OK
+            **dataclasses.asdict(shadow),
+            "only_here": len(shadow.only_here),
+            "only_beat": len(shadow.only_beat),
+        }
+        for shadow in shown
+    ]
+    differing = [shadow for shadow in shown if shadow.differs]
+    lines = [f"{len(shadows)} schedules compared, {len(differing)} differ"]
+    if rows:
+        lines.append(table(_SHADOW_COLUMNS, rows))
+    out.emit(data, "\n".join([*lines, *map(_line, differing)]))
+    return UNHEALTHY if differing else OK
 
 
 def _compared_fires(
     options: Options, start: datetime, end: datetime, tolerance: timedelta
 ) -> list[Shadow]:
-    return shadow_fires.compare(
-        start, end, tolerance, names=options["name"] or (), live=_live(options["database"])
-    )
-
-
-def _live(database: str) -> list[str] | None:
-    """Return the names that are enabled in django-celery-beat; None if its tables do not exist."""
-    try:
-        return [row.name for row in tables.rows(database) if row.enabled]
-    except NoBeatTables:
-        return None
+    """Return the comparison with the names that are enabled in django-celery-beat, if its tables
+    exist.
+    """
+    live: list[str] | None = None
+    with suppress(NoBeatTables):
+        live = [row.name for row in tables.rows(options["database"]) if row.enabled]
+    return shadow_fires.compare(start, end, tolerance, names=options["name"] or (), live=live)
 
 
 def _watch(options: Options, out: Output, start: datetime, tolerance: timedelta) -> int:
@@ -373,31 +335,8 @@ def _wait(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-# Output -------------------------------------------------------------------------------------------
-
-
 def _data_of_shadow(found: Shadow) -> dict[str, Any]:
     return {**dataclasses.asdict(found), "differs": found.differs}
-
-
-def _shadow_text(found: Sequence[Shadow], everything: bool) -> str:
-    shown = [one for one in found if everything or one.differs]
-    rows = [
-        {
-            **dataclasses.asdict(one),
-            "only_here": len(one.only_here),
-            "only_beat": len(one.only_beat),
-        }
-        for one in shown
-    ]
-    head = f"{len(found)} schedules compared, {sum(one.differs for one in found)} differ"
-    return "\n".join(
-        [
-            head,
-            *([table(_SHADOW_COLUMNS, rows)] if rows else []),
-            *(_line(one) for one in shown if one.differs),
-        ]
-    )
 
 
 def _line(found: Shadow) -> str:

@@ -31,6 +31,7 @@ from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
     DELAYS,
     MINUTE,
+    OTHER,
     SERIES_MAX,
     CountedDurations,
     Duration,
@@ -296,7 +297,9 @@ def _named(found: Iterable[tuple[Place, CountedDurations]]) -> dict[Place, Count
     names: dict[SeriesKey, SeriesKey] = {}
     for key in sorted({key for (_, key), _ in found} - known):
         places = sum(one.kind == key.kind for one in known)
-        names[key] = key if places < SERIES_MAX else key.as_other()
+        names[key] = key
+        if places >= SERIES_MAX:
+            names[key] = key._replace(tenant_id=ALL_TENANTS, queue=OTHER, name=OTHER)
         if names[key] not in known:
             known.add(names[key])
             row = MetricMinute(span=Span.TOTAL, minute=_EPOCH, **names[key]._asdict())

@@ -8,7 +8,7 @@ At most nine statements for 500 queues. None reads an ended task, and backlogs a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -96,33 +96,29 @@ class Gauges:
 
 def read_gauges() -> Gauges:
     """Read all values."""
-    now, term, is_led = _leadership()
+    leases = SchedulerLease.objects.using(database()).filter(name=lease_name())
+    lease = leases.values_list(DatabaseNow(), "term", "expires_at").first()
+    now, term, expires_at = lease or (database_now(), 0, None)
     settled = settled_until()
     columns = ("kind", "skew", "last_seen_at", "draining", "clock_step", "clock_step_at")
     alive = list(Node.objects.using(database()).alive().only(*columns))
+    skews: dict[str, float] = {}
+    for node in alive:
+        if node.skew is not None and abs(node.skew) >= abs(skews.get(node.kind, 0.0)):
+            skews[node.kind] = node.skew
     noticed = recent_clock_step(alive, now)
     used, most = waitlist.count_usage(), SERIES_MAX
     return Gauges(
         queues=busiest_queues(_queues(now, used), most),
         term=term,
-        is_led=is_led,
+        is_led=expires_at is not None and expires_at > now,
         nodes=Counter((node.kind, _state(node, now)) for node in alive),
-        skews=_skews(alive),
+        skews=skews,
         clock_step=noticed.clock_step or 0.0 if noticed else 0.0,
         limits=fullest_limits(_limits(used), most),
         dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
         settled_age=(now - settled).total_seconds() if settled else 0.0,
     )
-
-
-def _leadership() -> tuple[datetime, int, bool]:
-    """Return the time, the term, and whether there is a leader."""
-    leases = SchedulerLease.objects.using(database()).filter(name=lease_name())
-    row = leases.values_list(DatabaseNow(), "term", "expires_at").first()
-    if row is None:
-        return database_now(), 0, False
-    now, term, expires_at = row
-    return now, term, expires_at > now
 
 
 def _queues(now: datetime, used: Usage) -> dict[str, QueueGauge]:
@@ -141,14 +137,6 @@ def _state(node: Node, now: datetime) -> str:
     if is_silent(node, now):
         return "silent"
     return "draining" if node.draining else "alive"
-
-
-def _skews(nodes: Sequence[Node]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for node in nodes:
-        if node.skew is not None and abs(node.skew) >= abs(found.get(node.kind, 0.0)):
-            found[node.kind] = node.skew
-    return found
 
 
 def _limits(used: Usage) -> dict[str, tuple[int, int]]:

@@ -81,10 +81,6 @@ class SeriesKey(NamedTuple):
     name: str
     status: str
 
-    def as_other(self) -> SeriesKey:
-        """Return the series that this one is counted in when there are too many."""
-        return self._replace(tenant_id=ALL_TENANTS, queue=OTHER, name=OTHER)
-
 
 @dataclass(slots=True)
 class Distribution:

@@ -55,7 +55,12 @@ class NotificationSettingForm(EditModelForm):
 
     def __init__(self, *args: Any, **given: Any) -> None:
         row = given.get("instance")
-        self.shown = _initial(row) if row is not None else ""
+        self.shown = ""
+        if row is not None:
+            try:
+                self.shown = _shown_destination(row, "\n")
+            except EncryptionError:
+                self.shown = MASK  # which is refused
         super().__init__(*args, **given)
 
     def get_initial_for_field(self, field: forms.Field, field_name: str) -> Any:
@@ -83,14 +88,6 @@ def _shown_destination(row: NotificationSetting, separator: str) -> str:
     """Return the addresses, or the URL without its secrets. Raises EncryptionError."""
     shown = row.shown_config
     return str(shown.get("url") or separator.join(shown.get("to", ())))
-
-
-def _initial(row: NotificationSetting) -> str:
-    """Return what the form shows; a mask, which is refused, if it cannot be decrypted."""
-    try:
-        return _shown_destination(row, "\n")
-    except EncryptionError:
-        return MASK
 
 
 @admin.register(NotificationSetting)

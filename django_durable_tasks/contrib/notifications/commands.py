@@ -56,7 +56,28 @@ def notify(options: Options, out: Output) -> int:
         notify test ops
         notify test invoices --tenant acme --wait 10
     """
-    return {"list": _list, "test": _test}[options["action"]](options, out)
+    if options["action"] == "test":
+        return _test(options, out)
+    rows = []
+    for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]:
+        try:
+            shown = row.shown_config
+            to = shown.get("url") or shown.get("to")
+        except EncryptionError as error:
+            to = str(error)
+        rows.append(
+            {
+                "name": row.name,
+                "tenant": row.tenant.slug,
+                "enabled": row.enabled,
+                "events": row.events,
+                "delivery_type": row.delivery_type,
+                "to": to,
+                "last_delivery": row.last_delivery_status,
+                "at": row.last_delivery_at,
+            }
+        )
+    return out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
 
 
 def _rows(options: Options) -> Any:
@@ -64,32 +85,6 @@ def _rows(options: Options) -> Any:
         tenant_named(options["tenant"])
     rows = NotificationSetting.objects.using(database()).select_related("tenant")
     return filtered(rows, options, {"tenant": "tenant__slug"})
-
-
-def _list(options: Options, out: Output) -> int:
-    rows = [
-        {
-            "name": row.name,
-            "tenant": row.tenant.slug,
-            "enabled": row.enabled,
-            "events": row.events,
-            "delivery_type": row.delivery_type,
-            "to": _to(row),
-            "last_delivery": row.last_delivery_status,
-            "at": row.last_delivery_at,
-        }
-        for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]
-    ]
-    return out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
-
-
-def _to(row: NotificationSetting) -> Any:
-    """Return the masked destination, or why it cannot be decrypted."""
-    try:
-        shown = row.shown_config
-    except EncryptionError as error:
-        return str(error)
-    return shown.get("url") or shown.get("to")
 
 
 def _test(options: Options, out: Output) -> int:

@@ -254,7 +254,10 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
             return {}
         # A URL must not become readable by a type whose masks show more of it.
         raise InvalidOption(f"delivery_config is missing: delivery_type={kind!r} needs a new one.")
-    known = _known_config(row)
+    try:
+        known: dict[str, Any] = row.delivery_config
+    except EncryptionError:
+        known = {}  # a destination that cannot be decrypted can be replaced
     given = values["delivery_config"]
     merged = merged_config(kind, given, row.delivery_type, known)
     slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
@@ -268,17 +271,6 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
     if kind == row.delivery_type and given == shown_config(kind, known):
         return {}
     return {"delivery_type": kind, "delivery_config": config}
-
-
-def _known_config(row: NotificationSetting) -> dict[str, Any]:
-    """Return the present destination; empty if it cannot be decrypted, so that it can be
-    replaced.
-    """
-    try:
-        known: dict[str, Any] = row.delivery_config
-    except EncryptionError:
-        return {}
-    return known
 
 
 @operation(
@@ -368,11 +360,6 @@ _COUNTED = 20
 """How many kinds of events a digest counts separately, the most frequent first."""
 
 
-def has_due(now: datetime) -> bool:
-    """Return whether events are due; one index lookup."""
-    return _due(now).exists()
-
-
 def _due(now: datetime) -> NotificationEventQuerySet:
     return notification_events().filter(delivery__isnull=True, due_at__lte=now)
 
@@ -384,7 +371,7 @@ def create_due_deliveries(now: datetime, limit: int) -> int:
     The row of a setting with a digest is locked. If another transaction has locked it, its events
     wait for the next call and do not delay those of other settings.
     """
-    if not has_due(now):
+    if not _due(now).exists():  # one index lookup
         return 0
     with tables.atomic():
         batch = _Batch(now, limit)
@@ -525,11 +512,6 @@ def create_test(setting: NotificationSetting) -> uuid.UUID:
     return task.id
 
 
-def setting_of(setting_id: int, tenant_id: int) -> NotificationSetting | None:
-    """Return a setting of this tenant, or None."""
-    return settings_rows().for_tenant(tenant_id).filter(pk=setting_id).first()
-
-
 def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> NotificationContent | None:
     """Return the events of a delivery; None if they were deleted."""
     rows = notification_events().filter(delivery=delivery, setting_id=setting.pk)
@@ -625,7 +607,12 @@ def _changed(
         ]
     )
     _alerts().filter(pk__in=[row.pk for row in ended]).delete()
-    record_events(found, _events(began, ended))
+    events = [
+        _event(EventType.ALERT_BEGAN, kind, subject, detail)
+        for (kind, subject), detail in began.items()
+    ]
+    events += [_event(EventType.ALERT_ENDED, row.kind, row.subject, row.detail) for row in ended]
+    record_events(found, events)
     return len(began) + len(ended)
 
 
@@ -637,13 +624,6 @@ def _alerts() -> AlertQuerySet:
 def open_alerts(limit: int) -> list[Alert]:
     """Return the open alerts, the oldest first."""
     return list(_alerts().order_by("pk")[:limit])
-
-
-def _events(began: Mapping[Condition, str], ended: list[Alert]) -> Iterator[OccurredEvent]:
-    for (kind, subject), detail in began.items():
-        yield _event(EventType.ALERT_BEGAN, kind, subject, detail)
-    for row in ended:
-        yield _event(EventType.ALERT_ENDED, row.kind, row.subject, row.detail)
 
 
 def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEvent:

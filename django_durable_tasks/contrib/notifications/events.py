@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from typing import Annotated, NotRequired, TypedDict
 
@@ -62,7 +62,11 @@ class QuietHours:
 
     def end_after(self, now: datetime) -> datetime | None:
         """Return when the quiet hours that contain ``now`` end; None if it is outside of them."""
-        local = now.astimezone(_zone_named(self.time_zone))
+        try:
+            local = now.astimezone(zone(self.time_zone))
+        except InvalidSchedule:
+            # The installed tzdata does not have it any more. One setting must not stop the others.
+            local = now.astimezone(UTC)
         clock = local.time()
         if self.begin <= self.end:
             if not self.begin <= clock < self.end:
@@ -78,16 +82,6 @@ class QuietHours:
         # When clocks are set back, the end may be repeated. Its second pass is after `now`.
         ends = (end.astimezone(UTC), end.replace(fold=1).astimezone(UTC))
         return next((one for one in ends if one > now), None)
-
-
-def _zone_named(name: str) -> tzinfo:
-    """Return the zone; UTC if the installed tzdata does not have it any more, so that one setting
-    does not stop the others.
-    """
-    try:
-        return zone(name)
-    except InvalidSchedule:
-        return UTC
 
 
 def period_end(now: datetime, seconds: float) -> datetime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
@@ -305,7 +306,7 @@ def _lines(content: NotificationContent) -> list[str]:
 
 def headline(event: EventFacts) -> str:
     """Return what happened, in one line."""
-    return _line(_HEADLINES[event.type](event.data))
+    return _line(_HEADLINES[event.type].format_map(defaultdict(lambda: None, event.data)))
 
 
 def details(event: EventFacts) -> list[str]:
@@ -314,34 +315,21 @@ def details(event: EventFacts) -> list[str]:
     return [headline(event), "", *facts, f"time: {_at(event.created_at)}"]
 
 
-def _task(what: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda data: f"Task {data.get('task_name')} {what}"
-
-
-def _attempt(what: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda data: (
-        f"Task {data.get('task_name')} {what} (attempt {data.get('attempt')} of"
-        f" {data.get('max_attempts')})"
-    )
-
-
-_HEADLINES: Mapping[EventType, Callable[[Mapping[str, Any]], str]] = {
-    EventType.SUCCEEDED: _task("succeeded"),
-    EventType.FAILED: _attempt("failed"),
-    EventType.DEAD: _attempt("failed and has a dead letter"),
-    EventType.RETRYING: _attempt("failed and will be retried"),
-    EventType.MISSED: lambda data: (
-        f"Schedule {data.get('schedule')} missed {data.get('count')} fire times"
-    ),
-    EventType.LATE: lambda data: f"Schedule {data.get('schedule')} fired late",
-    EventType.ENDPOINT_OPENED: lambda data: (
-        f"Endpoint {data.get('endpoint')} fails: its callbacks wait"
-    ),
-    EventType.ENDPOINT_GONE: lambda data: f"Endpoint {data.get('endpoint')} ended deliveries",
-    EventType.QUOTA_REACHED: lambda data: f"A request exceeded the quota {data.get('quota')}",
-    EventType.ALERT_BEGAN: lambda data: f"Alert: {data.get('detail')}",
-    EventType.ALERT_ENDED: lambda data: f"Alert ended: {data.get('detail')}",
-    EventType.TEST: lambda _data: "This is a test of a notification setting",
+_ATTEMPT = "(attempt {attempt} of {max_attempts})"
+# What happened, with members of the event's data.
+_HEADLINES: Mapping[EventType, str] = {
+    EventType.SUCCEEDED: "Task {task_name} succeeded",
+    EventType.FAILED: f"Task {{task_name}} failed {_ATTEMPT}",
+    EventType.DEAD: f"Task {{task_name}} failed and has a dead letter {_ATTEMPT}",
+    EventType.RETRYING: f"Task {{task_name}} failed and will be retried {_ATTEMPT}",
+    EventType.MISSED: "Schedule {schedule} missed {count} fire times",
+    EventType.LATE: "Schedule {schedule} fired late",
+    EventType.ENDPOINT_OPENED: "Endpoint {endpoint} fails: its callbacks wait",
+    EventType.ENDPOINT_GONE: "Endpoint {endpoint} ended deliveries",
+    EventType.QUOTA_REACHED: "A request exceeded the quota {quota}",
+    EventType.ALERT_BEGAN: "Alert: {detail}",
+    EventType.ALERT_ENDED: "Alert ended: {detail}",
+    EventType.TEST: "This is a test of a notification setting",
 }
 
 

@@ -24,6 +24,7 @@ from django_durable_tasks.contrib.callbacks.tasks import (
     slug_of,
 )
 from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.capture import settings_rows
 from django_durable_tasks.contrib.notifications.messages import (
     NotificationContent,
     email_text,
@@ -54,7 +55,7 @@ from django_durable_tasks.task_names import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.contrib.notifications")
 _ALLOW = "NOTIFICATION_EMAIL_ALLOW"
-_TEMPORARY = range(400, 500)
+_TEMPORARY = frozenset(range(400, 500))
 _REASON_MAX, _LOGGED_MAX = 150, 500
 # Seconds for one answer of the mail server, if its backend has no timeout. Django waits for ever.
 _ANSWER_TIMEOUT = 15.0
@@ -104,8 +105,9 @@ def _mailer() -> Any:
 
 
 def _failure(live: LiveRun, error: Exception, key: str) -> DeliveryRetry | DeliveryFailed:
-    run, refused = live.run, _is_refused(error)
-    text = f"E-mail was not accepted: {_reason(error)}"
+    run = live.run
+    refused, answer = _verdict(error)
+    text = f"E-mail was not accepted: {answer}"
     logger.warning(
         "Attempt %d of task %s: the mail server did not accept the message: %s",
         run.attempt,
@@ -135,29 +137,19 @@ def _record_health(live: LiveRun, key: str, failure: str) -> None:
         )
 
 
-def _is_refused(error: Exception) -> bool:
-    """Return whether the mail server refused the message or all recipients for good."""
-    if isinstance(error, smtplib.SMTPRecipientsRefused):
-        codes = [code for code, _ in error.recipients.values()]
-        return bool(codes) and not any(code in _TEMPORARY for code in codes)
-    # A refused login is a mistake in the settings, which is corrected while attempts are left.
-    if isinstance(error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError):
-        return False
-    if isinstance(error, smtplib.SMTPResponseException):
-        return error.smtp_code >= 500
-    return False
-
-
-def _reason(error: Exception) -> str:
-    """Return what the tenant may know: the answer of the mail server, but not how it is reached."""
+def _verdict(error: Exception) -> tuple[bool, str]:
+    """Return whether the mail server refused the message or all recipients for good, and what the
+    tenant may know: the answer of the mail server, but not how it is reached.
+    """
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         answers = dict(error.recipients.values())
-        return "; ".join(_answer(code, text) for code, text in sorted(answers.items()))
-    if isinstance(error, smtplib.SMTPResponseException) and not isinstance(
-        error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError
-    ):
-        return _answer(error.smtp_code, error.smtp_error)
-    return "the mail server does not answer, or refuses the connection"
+        text = "; ".join(_answer(code, reply) for code, reply in sorted(answers.items()))
+        return bool(answers) and _TEMPORARY.isdisjoint(answers), text
+    # A refused login is a mistake in the settings, which is corrected while attempts are left.
+    is_login = isinstance(error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError)
+    if isinstance(error, smtplib.SMTPResponseException) and not is_login:
+        return error.smtp_code >= 500, _answer(error.smtp_code, error.smtp_error)
+    return False, "the mail server does not answer, or refuses the connection"
 
 
 def _answer(code: int, text: bytes | str) -> str:
@@ -190,7 +182,8 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
     if live is None:
         raise InvalidOption("deliver_notification sends messages from a worker only: schedule it.")
     with database_of(live):
-        row = deliveries.setting_of(setting, live.run.tenant_id)
+        rows = settings_rows().for_tenant(live.run.tenant_id)
+        row = rows.filter(pk=setting).first()
         content = None if row is None else deliveries.content_of(row, uuid.UUID(delivery))
     if row is None:
         return {"sent": False, "reason": "The notification setting was deleted."}
@@ -222,21 +215,17 @@ def _recorded(
                 deliveries.disable_setting(row.pk, error)
         raise
     finally:
-        _record(live, row.pk, status, error)
-
-
-def _record(live: LiveRun, setting_id: int, status: str, error: str) -> None:
-    """Record the result. An error must not cause another message, so it is logged only."""
-    try:
-        with database_of(live):
-            deliveries.record_result(setting_id, status, error)
-    except Error:
-        logger.exception(
-            "The result %s of notification setting %d was not recorded.",
-            status,
-            setting_id,
-            extra={"task_id": str(live.run.task_id), "attempt": live.run.attempt},
-        )
+        # An error must not cause another message, so it is logged only.
+        try:
+            with database_of(live):
+                deliveries.record_result(row.pk, status, error)
+        except Error:
+            logger.exception(
+                "The result %s of notification setting %d was not recorded.",
+                status,
+                row.pk,
+                extra={"task_id": str(live.run.task_id), "attempt": live.run.attempt},
+            )
 
 
 def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent) -> dict[str, Any]:

@@ -15,7 +15,6 @@ class VerifyConfig(AppConfig):
     def ready(self) -> None:
         """Register the subcommand and the task for schedules, with the models loaded."""
         from django_durable_tasks.command.subcommand import register_command
-        from django_durable_tasks.contrib.verify import scheduled  # noqa: F401 - registers a task
         from django_durable_tasks.contrib.verify.commands import verify
 
         register_command(verify)

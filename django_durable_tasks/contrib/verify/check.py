@@ -163,11 +163,6 @@ class Check:
 
         return registered
 
-    def locked_by(self, lock: Lock) -> Lock:
-        """Decorator of the function that locks the rows."""
-        self.lock = lock
-        return lock
-
     def find(self, context: VerifyContext, rows: Rows) -> list[Finding]:
         """Return the findings of these rows."""
         return [

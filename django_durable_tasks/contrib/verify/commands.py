@@ -23,7 +23,7 @@ from django_durable_tasks.command.subcommand import (
     table,
 )
 from django_durable_tasks.contrib.verify import runner
-from django_durable_tasks.contrib.verify.check import GROUPS, Finding
+from django_durable_tasks.contrib.verify.check import GROUPS
 from django_durable_tasks.contrib.verify.runner import CHECKS, MOST, Answer, RepairResult
 
 _SHOWN = ("check", "looked_at", "findings", "repaired", "question")
@@ -88,112 +88,74 @@ def verify(options: Options, out: Output) -> int:
     finally:
         bar.clear()
     repairing = options["repair"] and not options["dry_run"]
-    number = sum(bool(one.repair) for answer in answers for one in answer.findings)
+    number = sum(bool(finding.repair) for answer in answers for finding in answer.findings)
     if repairing and number and not options["yes"]:
         refuse(
             f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
             " with --yes."
         )
     repairs = perform(runner.repair, answers, options).value if repairing else []
-    out.emit(
-        _as_data(answers, repairs),
-        _text(answers, repairs, would=options["repair"] and options["dry_run"]),
-    )
-    return _code(answers, repairs, repairing=repairing)
-
-
-def _code(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, repairing: bool) -> int:
+    report = _report(answers, repairs)
+    out.emit(report, _text(report, would=options["repair"] and options["dry_run"]))
     if any(answer.error for answer in answers):
         return REFUSED
-    left = (
-        any(outcome.left for outcome in repairs)
-        if repairing
-        else any(answer.findings for answer in answers)
-    )
+    left = any(result.left for result in repairs) if repairing else bool(report["findings"])
     return UNHEALTHY if left or any(answer.more for answer in answers) else OK
 
 
-def _row(answer: Answer, repaired: Counter[str]) -> dict[str, Any]:
-    check = answer.check
-    return {
-        "check": check.name,
-        "group": check.group,
-        "question": check.question,
-        "looked_at": answer.looked_at,
-        "findings": len(answer.findings),
-        "more": answer.more,
-        "repaired": repaired[check.name],
-        "error": answer.error,
-    }
-
-
-def _as_data(answers: Sequence[Answer], repairs: Sequence[RepairResult]) -> dict[str, Any]:
-    repaired = Counter(outcome.finding.check for outcome in repairs if outcome.done)
-    became = {id(outcome.finding): outcome for outcome in repairs}
-    return {
-        "command": "verify",
-        "checks": [_row(answer, repaired) for answer in answers],
-        "findings": [
-            _as_json(one, became.get(id(one))) for answer in answers for one in answer.findings
-        ],
-        "complete": not any(answer.error or answer.more for answer in answers),
-    }
-
-
-def _as_json(one: Finding, outcome: RepairResult | None) -> dict[str, Any]:
-    facts = {
-        name: getattr(one, name)
-        for name in ("check", "severity", "table", "key", "field", "found", "right")
-    }
-    became = {"repaired": outcome.done, "left": outcome.left} if outcome else {}
-    return {
-        **facts,
-        "right": hidden(one.right),
-        "text": hidden(one.text),
-        "repair": one.repair,
-        "advice": one.advice,
-        **became,
-    }
-
-
-def _text(answers: Sequence[Answer], repairs: Sequence[RepairResult], *, would: bool) -> str:
-    report_data = _as_data(answers, repairs)
-    lines = [
-        table(
-            _SHOWN,
-            [
-                {**row, "findings": f"{row['findings']}{'+' * row['more']}"}
-                for row in report_data["checks"]
-            ],
-        )
+def _report(answers: Sequence[Answer], repairs: Sequence[RepairResult]) -> dict[str, Any]:
+    repaired = Counter(result.finding.check for result in repairs if result.done)
+    result_of = {id(result.finding): result for result in repairs}
+    findings = []
+    for finding in (finding for answer in answers for finding in answer.findings):
+        columns = ("check", "severity", "table", "key", "field", "found")
+        row = {name: getattr(finding, name) for name in columns}
+        row |= {"right": hidden(finding.right), "text": hidden(finding.text)}
+        row |= {"repair": finding.repair, "advice": finding.advice}
+        if (result := result_of.get(id(finding))) is not None:
+            row |= {"repaired": result.done, "left": result.left}
+        findings.append(row)
+    checks = [
+        {
+            "check": answer.check.name,
+            "group": answer.check.group,
+            "question": answer.check.question,
+            "looked_at": answer.looked_at,
+            "findings": len(answer.findings),
+            "more": answer.more,
+            "repaired": repaired[answer.check.name],
+            "error": answer.error,
+        }
+        for answer in answers
     ]
-    for row in report_data["findings"]:
-        lines += ["", f"{row['severity']} {row['text']}", *_remarks(row, would)]
-    lines += [
-        "",
-        *(
-            f"{row['check']} could not run: {row['error']}"
-            for row in report_data["checks"]
-            if row["error"]
-        ),
+    complete = not any(answer.error or answer.more for answer in answers)
+    return {"command": "verify", "checks": checks, "findings": findings, "complete": complete}
+
+
+def _text(report: dict[str, Any], *, would: bool) -> str:
+    rows = [
+        {**row, "findings": f"{row['findings']}{'+' * row['more']}"} for row in report["checks"]
     ]
-    return "\n".join([*lines, _summary(report_data)])
-
-
-def _remarks(row: dict[str, Any], would: bool) -> list[str]:
-    if row.get("repaired"):
-        return [f"  repaired: {row['repaired']}"]
-    if row.get("left"):
-        return [f"  left: {row['left']}"]
-    if row["repair"]:
-        return [f"  {'would repair' if would else '--repair'}: {row['repair']}"]
-    return [f"  {row['advice']}"] if row["advice"] else []
-
-
-def _summary(report_data: dict[str, Any]) -> str:
-    repaired = sum(1 for row in report_data["findings"] if row.get("repaired"))
-    number = (
-        f"{len(report_data['findings'])} finding{'' if len(report_data['findings']) == 1 else 's'}"
-    )
-    more = "" if report_data["complete"] else "; some checks could not run at everything"
-    return f"{number}{f', {repaired} repaired' if repaired else ''}{more}"
+    lines = [table(_SHOWN, rows)]
+    for row in report["findings"]:
+        lines += ["", f"{row['severity']} {row['text']}"]
+        if row.get("repaired"):
+            lines.append(f"  repaired: {row['repaired']}")
+        elif row.get("left"):
+            lines.append(f"  left: {row['left']}")
+        elif row["repair"]:
+            lines.append(f"  {'would repair' if would else '--repair'}: {row['repair']}")
+        elif row["advice"]:
+            lines.append(f"  {row['advice']}")
+    lines.append("")
+    for row in report["checks"]:
+        if row["error"]:
+            lines.append(f"{row['check']} could not run: {row['error']}")
+    number = len(report["findings"])
+    summary = f"{number} finding{'' if number == 1 else 's'}"
+    repaired = sum(1 for row in report["findings"] if row.get("repaired"))
+    if repaired:
+        summary += f", {repaired} repaired"
+    if not report["complete"]:
+        summary += "; some checks could not run at everything"
+    return "\n".join([*lines, summary])

@@ -1,6 +1,6 @@
 """Runs the checks of ``durable verify``, reading each table once, and repairs what they found.
 
-Called by the command and by the scheduled verification task.
+Called by the command and by the task ``django_durable_tasks.verify``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from django_durable_tasks.contrib.verify.check import (
     read_context,
     rows_of,
 )
+from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
@@ -42,6 +43,10 @@ logger = logging.getLogger("django_durable_tasks.verify")
 
 CHECKS: dict[str, Check] = {check.name: check for check in all_checks()}
 """All checks by name."""
+VERIFY_TASK = "django_durable_tasks.verify"
+"""The name of the task, which a schedule of the project gives."""
+# Findings that the task logs one by one.
+_LOGGED = 20
 MOST = 1_000
 """The default number of findings per check; a check stops when it reaches it."""
 Progress = Callable[[str, float], object]
@@ -240,3 +245,34 @@ def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResu
             )
         results.append(result)
     return results
+
+
+# The task for a schedule of the project. It repairs nothing.
+
+
+class VerificationIncomplete(DurableTasksError):
+    """Some of the tables could not be read, so their state is unknown."""
+
+
+@durable_task(name=VERIFY_TASK, bind=True, max_attempts=3)
+def audit(self: Any) -> dict[str, Any]:
+    """Run all checks. Log the findings as errors and return their numbers. Raises
+    VerificationIncomplete.
+    """
+    answers = verify(
+        progress=lambda table, part: self.durable.progress(round(100 * part), 100, table)
+    )
+    wrong = {one.check.name: len(one.findings) for one in answers if one.findings}
+    for finding in [finding for one in answers for finding in one.findings][:_LOGGED]:
+        logger.error("%s (%s): %s", finding.check, finding.severity, finding.text)
+    if wrong:
+        logger.error(
+            "%d findings in total. Run `manage.py durable verify` to list them.",
+            sum(wrong.values()),
+        )
+    unread = {one.check.name: one.error for one in answers if one.error}
+    if unread:
+        raise VerificationIncomplete(
+            "; ".join(f"{name}: {error}" for name, error in unread.items())
+        )
+    return {"checks": len(answers), "findings": sum(wrong.values()), "by_check": wrong}

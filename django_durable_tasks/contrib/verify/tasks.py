@@ -80,7 +80,13 @@ def _open(context: VerifyContext, keys: Sequence[Any]) -> None:
     attempt_log.open_dead_letters(cases)
 
 
-@check("dead-letters-stale", DeadLetter, "tasks", repair="close it as REPLAYED")
+def _lock_letters(keys: Sequence[int]) -> list[int]:
+    of = dict(rows_of(DeadLetter).filter(pk__in=keys).values_list("pk", "task_id"))
+    free = free_tasks(of.values())
+    return [pk for pk, task in of.items() if task in free]
+
+
+@check("dead-letters-stale", DeadLetter, "tasks", lock=_lock_letters, repair="close it as REPLAYED")
 def stale_dead_letters(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     """Does each open dead letter belong to a FAILED task?
 
@@ -89,13 +95,6 @@ def stale_dead_letters(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
     for pk, task, status in found.values_list("pk", "open_task", "task__status"):
         yield Finding(pk, "open_task", task, f"closed, because the task is {status}")
-
-
-@stale_dead_letters.locked_by
-def _lock_letters(keys: Sequence[int]) -> list[int]:
-    of = dict(rows_of(DeadLetter).filter(pk__in=keys).values_list("pk", "task_id"))
-    free = free_tasks(of.values())
-    return [pk for pk, task in of.items() if task in free]
 
 
 @stale_dead_letters.repaired_by("closed")

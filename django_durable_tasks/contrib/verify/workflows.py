@@ -68,20 +68,17 @@ def unresolved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     """
     upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
     event = rows_of(EndingEvent).filter(task_id=OuterRef("depends_on"), resolved=False)
+    has_task = Exists(tables.tasks().filter(pk=OuterRef("task")))
     # No filter on "depends_on is not null": Django would join the upstreams and leave out deleted
     # ones.
     waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
-    found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), _has_task())
+    found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), has_task)
     for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status"):
         right = (
             f"{status or DELETED}, because the task {above} it waits for"
             f" {'has ended' if status else 'was deleted'}"
         )
         yield Finding(pk, "outcome", None, right)
-
-
-def _has_task() -> Exists:
-    return Exists(tables.tasks().filter(pk=OuterRef("task")))
 
 
 @unresolved.repaired_by("ending event recorded again")

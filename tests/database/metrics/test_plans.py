@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.contrib.metrics.charts import PERIODS, endings, read_points
 from django_durable_tasks.store.clock import database_now
 from tests.database.db.test_query_plans import _fill
 from tests.database.metrics.counting import count_all, totals
-from tests.database.pages import touched_by
+from tests.database.pages import Touched, touched_by
 from tests.factories import many_tasks
 from tests.repetitions import rows
 
@@ -56,3 +57,50 @@ def test_a_count_reads_only_what_is_recent(many: None) -> None:
     assert new_leader.pages < 61 * 2 * 20 * 5, new_leader  # 20 steps for each minute
     settled = touched_by(lambda: count_all(now + timedelta(hours=2), job))
     assert not settled.whole, settled
+
+
+# Among the counts of many series over a week, the chart of an hour reads the rows of the hour
+# (PostgreSQL). Without the index it reads the whole table.
+
+
+SERIES = 200
+MINUTES = rows(2_000)
+_MINUTES = """
+INSERT INTO durable_tasks_metric_minute
+       (span, minute, kind, tenant_id, queue, name, status, number, durations)
+SELECT CASE WHEN n > 65 THEN 15 ELSE 1 END, date_trunc('minute', %s::timestamptz) - n * interval '1 minute',
+       'ATTEMPT', 0, 'queue' || series, 'task', 'SUCCESS', 1,
+       '{"run": [0.2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]}'
+  FROM generate_series(1, %s) AS n, generate_series(1, %s) AS series
+"""
+
+
+@pytest.fixture
+def now() -> Iterator[datetime]:
+    """Insert a count of each series for each minute before this time."""
+    now = database_now()
+    with connection.cursor() as cursor:
+        cursor.execute(_MINUTES, [now, MINUTES, SERIES])
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE durable_tasks_metric_minute")
+    yield now
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE durable_tasks_metric_minute")
+
+
+def _read(now: datetime) -> Touched:
+    return touched_by(lambda: read_points(endings(None), PERIODS["1h"], now))
+
+
+def test_the_chart_of_an_hour_reads_the_rows_of_the_hour(now: datetime) -> None:
+    pages = 59 * SERIES
+    found = _read(now)
+    assert sum(point.numbers.get("SUCCESS", 0) for point in found.result.points) == 59 * SERIES
+    assert not found.whole, found
+    assert found.pages < pages, found
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("DROP INDEX durable_metric_minute")
+        without = _read(now)
+        transaction.set_rollback(True)
+    assert without.whole

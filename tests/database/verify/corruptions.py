@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Model
 
 from django_durable_tasks import __version__
 from django_durable_tasks.choices import Status
@@ -38,37 +38,26 @@ from tests.database.verify.healthy_rows import (
 from tests.factories import QUEUE, a_dead_letter, a_node, a_task
 
 
-def _alter(rows: QuerySet[Any], pk: Any, **columns: Any) -> Any:
-    assert rows.model._base_manager.filter(pk=pk).update(**columns) == 1
-    return pk
+def _alter(model: type[Model], key: Any, **columns: Any) -> Any:
+    """Write columns of a row; return its key."""
+    assert model._base_manager.filter(pk=key).update(**columns) == 1
+    return key
 
 
-def _miscounted_task() -> Any:
-    return _alter(Task.objects.all(), a_waiting_task().pk, unresolved_dependencies_count=7)
+def _edge_of(task: Task) -> TaskDependency:
+    edge: TaskDependency = TaskDependency.objects.get(task=task)
+    return edge
 
 
 def _blocked_by_nothing() -> Any:
     row = a_waiting_task()
-    TaskDependency.objects.unguarded().filter(task=row).update(
-        resolved_at=ago(1), outcome="FORCED", met=True
-    )
-    return _alter(Task.objects.all(), row.pk, unresolved_dependencies_count=0)
-
-
-def _unresolved_edge() -> Any:
-    return TaskDependency.objects.get(task=a_waiting_task(a_task(Status.SUCCESS))).pk
-
-
-def _early_edge() -> Any:
-    edge = TaskDependency.objects.get(task=a_waiting_task()).pk
-    return _alter(
-        TaskDependency.objects.all(), edge, resolved_at=ago(1), outcome="SUCCESS", met=True
-    )
+    _alter(TaskDependency, _edge_of(row).pk, resolved_at=ago(1), outcome="FORCED", met=True)
+    return _alter(Task, row.pk, unresolved_dependencies_count=0)
 
 
 def _unmarked_upstream() -> Any:
-    edge = TaskDependency.objects.get(task=a_waiting_task())
-    _alter(Task.objects.all(), edge.depends_on_id, has_dependents=False)
+    edge = _edge_of(a_waiting_task())
+    _alter(Task, edge.depends_on_id, has_dependents=False)
     return edge.pk
 
 
@@ -78,30 +67,16 @@ def _ending_event() -> EndingEvent:
 
 
 def _duplicate_ending_event() -> Any:
-    note = _ending_event()
-    note.pk = None
-    note.save(force_insert=True)
-    return note.pk
+    event = _ending_event()
+    event.pk = None
+    event.save(force_insert=True)
+    return event.pk
 
 
-def _wrong_ending_event() -> Any:
-    note = _ending_event()
-    _alter(Task.objects.all(), note.task_id, updated_at=ago(1_000))
-    return note.pk
-
-
-def _orphan_ending_event() -> Any:
-    return EndingEvent.objects.create(task_id=uuid.uuid4(), epoch=3, status="SUCCESS").pk
-
-
-def _miscounted_run() -> Any:
-    return _alter(WorkflowRun.objects.all(), a_workflow().pk, succeeded=1)
-
-
-def _wrong_statuses_run() -> Any:
-    return _alter(
-        WorkflowRun.objects.all(), an_ended_workflow().pk, status="RUNNING", completed_at=None
-    )
+def _late_ending_event() -> Any:
+    event = _ending_event()
+    _alter(Task, event.task_id, updated_at=ago(1_000))
+    return event.pk
 
 
 def _abandoned_start() -> Any:
@@ -109,7 +84,7 @@ def _abandoned_start() -> Any:
     Task.objects.unguarded().filter(workflow=run, step="first").update(
         status="BLOCKED", due_at=None
     )
-    return _alter(WorkflowRun.objects.all(), run.pk, status="STARTING", updated_at=ago(5_000))
+    return _alter(WorkflowRun, run.pk, status="STARTING", updated_at=ago(5_000))
 
 
 def _missing_dead_letter() -> Any:
@@ -118,60 +93,9 @@ def _missing_dead_letter() -> Any:
     return row.pk
 
 
-def _stale_dead_letter() -> Any:
-    return a_dead_letter(a_task(Status.SUCCESS)).pk
-
-
-def _ended_owner_of_a_key() -> Any:
-    return a_task(Status.SUCCESS, key="k", open_key="k").pk
-
-
-def _ended_without_timestamp() -> Any:
-    return a_task(Status.CANCELLED, completed_at=None).pk
-
-
-def _fallen_attempts() -> Any:
-    return _alter(Task.objects.all(), a_task(Status.SUCCESS).pk, attempts=0)
-
-
-def _silent_run() -> Any:
-    return a_task(Status.RUNNING, due=-600).pk
-
-
 def _not_republished_task() -> Any:
     a_node(queues=[QUEUE], concurrency=1, active={"number": 0, "ids": []})
     return a_task(Status.QUEUED, due=-600).pk
-
-
-def _unpublished_row() -> Any:
-    return a_task(due=-600).pk
-
-
-def _waiting_for_overlap() -> Any:
-    return a_task(overlap_key="s", due_at=NEVER, updated_at=ago(600)).pk
-
-
-def _partly_waiting_for_limit() -> Any:
-    return a_task(due_at=NEVER, updated_at=ago(600)).pk
-
-
-def _waiting_for_limit() -> Any:
-    return a_task(due_at=NEVER, waiting_for_limit="task:nobody", updated_at=ago(600)).pk
-
-
-def _late_next_run() -> Any:
-    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, next_run_at=ago(-86_400))
-
-
-def _late_schedule() -> Any:
-    row = a_fired_schedule()
-    return _alter(
-        RecurringTask.objects.all(), row.pk, watermark_at=ago(9_000), next_run_at=ago(600)
-    )
-
-
-def _miscounted_schedule() -> Any:
-    return _alter(RecurringTask.objects.all(), a_fired_schedule().pk, runs_count=5)
 
 
 def _fire_without_task() -> Any:
@@ -191,17 +115,9 @@ def _missing_lease() -> Any:
     return "leader"
 
 
-def _endless_lease() -> Any:
-    return _alter(SchedulerLease.objects.all(), "leader", expires_at=ago(-86_400))
-
-
-def _silent_node() -> Any:
-    return a_node(seen=1_000).pk
-
-
-def _row_in_a_wrong_shard() -> Any:
+def _task_in_a_wrong_shard() -> Any:
     row = a_task(due=3_600)
-    return _alter(Task.objects.all(), row.pk, shard_key=70 if row.shard_key else 1)
+    return _alter(Task, row.pk, shard_key=70 if row.shard_key else 1)
 
 
 def _region_with_holes() -> Any:
@@ -217,72 +133,78 @@ def _scheduler_that_serves_too_little() -> Any:
     return a_node(NodeKind.SCHEDULER, shards=[*range(32, 40), 63], **here).pk
 
 
-def _orphan_log_row() -> Any:
-    row = TaskExecutionLog(
-        task_id=uuid.uuid4(), attempt_number=1, status="SUCCESS", completed_at=ago(1)
-    )
-    TaskExecutionLog.objects.unguarded().bulk_create([row])
+def _orphan(model: Any, **columns: Any) -> Any:
+    """Create a row whose owner does not exist."""
+    [row] = model.objects.unguarded().bulk_create([model(**columns)])
     return row.pk
 
 
-def _orphan_edge() -> Any:
-    upstream = a_task(due=3_600, has_dependents=True)
-    return TaskDependency.objects.unguarded().create(task_id=uuid.uuid4(), depends_on=upstream).pk
-
-
-def _orphan_entry() -> Any:
-    return (
-        OccurrenceRecord.objects.unguarded()
-        .create(recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED")
-        .pk
-    )
-
-
-def _orphan_override() -> Any:
-    overrides = OccurrenceOverride.objects.unguarded()
-    return overrides.create(recurring_task_id=uuid.uuid4(), fire_time=ago(-60), action="SKIP").pk
-
-
 DAMAGES: Mapping[str, Callable[[], Any]] = {
-    "dependency-counts": _miscounted_task,
+    "dependency-counts": lambda: _alter(Task, a_waiting_task().pk, unresolved_dependencies_count=7),
     "blocked-by-nothing": _blocked_by_nothing,
-    "unresolved-edges": _unresolved_edge,
-    "edges-resolved-early": _early_edge,
+    "unresolved-edges": lambda: _edge_of(a_waiting_task(a_task(Status.SUCCESS))).pk,
+    "edges-resolved-early": lambda: _alter(
+        TaskDependency,
+        _edge_of(a_waiting_task()).pk,
+        resolved_at=ago(1),
+        outcome="SUCCESS",
+        met=True,
+    ),
     "has-dependents-flag": _unmarked_upstream,
     "duplicate-endings": _duplicate_ending_event,
-    "ending-events-waiting": _wrong_ending_event,
-    "orphan-ending-events": _orphan_ending_event,
-    "workflow-counts": _miscounted_run,
-    "workflow-status": _wrong_statuses_run,
+    "ending-events-waiting": _late_ending_event,
+    "orphan-ending-events": lambda: (
+        EndingEvent.objects.create(task_id=uuid.uuid4(), epoch=3, status="SUCCESS").pk
+    ),
+    "workflow-counts": lambda: _alter(WorkflowRun, a_workflow().pk, succeeded=1),
+    "workflow-status": lambda: _alter(
+        WorkflowRun, an_ended_workflow().pk, status="RUNNING", completed_at=None
+    ),
     "workflow-starts": _abandoned_start,
     "dead-letters-missing": _missing_dead_letter,
-    "dead-letters-stale": _stale_dead_letter,
-    "key-markers": _ended_owner_of_a_key,
-    "completion-times": _ended_without_timestamp,
-    "attempts": _fallen_attempts,
-    "expired-leases": _silent_run,
+    "dead-letters-stale": lambda: a_dead_letter(a_task(Status.SUCCESS)).pk,
+    "key-markers": lambda: a_task(Status.SUCCESS, key="k", open_key="k").pk,
+    "completion-times": lambda: a_task(Status.CANCELLED, completed_at=None).pk,
+    "attempts": lambda: _alter(Task, a_task(Status.SUCCESS).pk, attempts=0),
+    "expired-leases": lambda: a_task(Status.RUNNING, due=-600).pk,
     "not-republished": _not_republished_task,
-    "unpublished": _unpublished_row,
-    "stuck-on-overlap": _waiting_for_overlap,
-    "limit-columns": _partly_waiting_for_limit,
-    "stuck-on-limit": _waiting_for_limit,
-    "watermarks": _late_next_run,
-    "late-schedules": _late_schedule,
-    "runs-counts": _miscounted_schedule,
+    "unpublished": lambda: a_task(due=-600).pk,
+    "stuck-on-overlap": lambda: a_task(overlap_key="s", due_at=NEVER, updated_at=ago(600)).pk,
+    "limit-columns": lambda: a_task(due_at=NEVER, updated_at=ago(600)).pk,
+    "stuck-on-limit": lambda: (
+        a_task(due_at=NEVER, waiting_for_limit="task:nobody", updated_at=ago(600)).pk
+    ),
+    "watermarks": lambda: _alter(RecurringTask, a_fired_schedule().pk, next_run_at=ago(-86_400)),
+    "late-schedules": lambda: _alter(
+        RecurringTask, a_fired_schedule().pk, watermark_at=ago(9_000), next_run_at=ago(600)
+    ),
+    "runs-counts": lambda: _alter(RecurringTask, a_fired_schedule().pk, runs_count=5),
     "occurrence-tasks": _fire_without_task,
     "occurrence-entries": _task_without_entry,
     "seed-rows": _missing_lease,
-    "leases": _endless_lease,
-    "nodes-without-heartbeat": _silent_node,
-    "shard-keys": _row_in_a_wrong_shard,
+    "leases": lambda: _alter(SchedulerLease, "leader", expires_at=ago(-86_400)),
+    "nodes-without-heartbeat": lambda: a_node(seen=1_000).pk,
+    "shard-keys": _task_in_a_wrong_shard,
     "unserved-shards": _region_with_holes,
     "shard-maps": _scheduler_that_serves_too_little,
-    "orphan-log-entries": _orphan_log_row,
-    "orphan-edges": _orphan_edge,
-    "orphan-ledger-entries": _orphan_entry,
-    "orphan-overrides": _orphan_override,
+    "orphan-log-entries": lambda: _orphan(
+        TaskExecutionLog,
+        task_id=uuid.uuid4(),
+        attempt_number=1,
+        status="SUCCESS",
+        completed_at=ago(1),
+    ),
+    "orphan-edges": lambda: _orphan(
+        TaskDependency, task_id=uuid.uuid4(), depends_on=a_task(due=3_600, has_dependents=True)
+    ),
+    "orphan-ledger-entries": lambda: _orphan(
+        OccurrenceRecord, recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED"
+    ),
+    "orphan-overrides": lambda: _orphan(
+        OccurrenceOverride, recurring_task_id=uuid.uuid4(), fire_time=ago(-60), action="SKIP"
+    ),
 }
+# The checks whose findings cannot be repaired automatically.
 FOR_PEOPLE = frozenset(
     {"unpublished", "late-schedules", "occurrence-tasks", "unserved-shards", "shard-maps"}
 )
-"""The checks whose findings cannot be repaired automatically."""

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.verify.runner import CHECKS
-from django_durable_tasks.contrib.verify.scheduled import VERIFY_TASK
+from django_durable_tasks.contrib.verify.runner import CHECKS, VERIFY_TASK
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
 from django_durable_tasks.schedules import sync
 from tests.database.verify.corruptions import DAMAGES

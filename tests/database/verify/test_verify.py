@@ -8,20 +8,27 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.contrib.verify import check as verify_check
 from django_durable_tasks.contrib.verify import runner
 from django_durable_tasks.contrib.verify.check import Finding, Severity
 from django_durable_tasks.contrib.verify.runner import CHECKS, RepairResult
+from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import (
     DeadLetter,
+    EndingEvent,
+    Node,
+    NodeKind,
     OccurrenceRecord,
     RecurringTask,
     Task,
     TaskDependency,
     WorkflowRun,
 )
+from django_durable_tasks.states.demand import shard_of
 from tests.architecture.sources import ROOT
 from tests.database.dependencies.worker_and_leader import (
     of,
@@ -40,7 +47,7 @@ from tests.database.verify.healthy_rows import (
     led,
     write_healthy_rows,
 )
-from tests.factories import a_log_row, a_task, many_tasks
+from tests.factories import a_log_row, a_node, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -426,3 +433,117 @@ def test_the_documentation_lists_every_check() -> None:
     for check in CHECKS.values():
         repairs = "no" if check.repair is None else "yes"
         assert f"| `{check.name}` | {check.group} | {check.question} | {repairs} |\n" in page
+
+
+# ``durable verify`` reads every row once, in pages, within its limit.
+
+
+def test_every_row_is_read_once_whatever_the_page_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = many_tasks(7, Status.FAILED)
+    DeadLetter.objects.unguarded().all().delete()
+    monkeypatch.setattr(verify_check, "PAGE", 3)
+    reported: list[tuple[str, float]] = []
+    [answer] = runner.verify(
+        runner.chosen(["dead-letters-missing"]),
+        progress=lambda table, part: reported.append((table, part)),
+    )
+    assert [finding.key for finding in answer.findings] == [row.pk for row in rows]
+    assert answer.looked_at == 7
+    assert [table for table, _ in reported] == ["tasks"] * 3
+    assert reported[-1][1] == 1.0
+    assert [part for _, part in reported] == sorted(part for _, part in reported)
+
+
+def test_the_limit_ends_the_search() -> None:
+    many_tasks(5, Status.FAILED)
+    DeadLetter.objects.unguarded().all().delete()
+    [answer] = runner.verify(runner.chosen(["dead-letters-missing"]), limit=2)
+    assert (len(answer.findings), answer.more) == (2, True)
+    [answer] = runner.verify(runner.chosen(["dead-letters-missing"]), limit=5)
+    assert (len(answer.findings), answer.more) == (5, False)
+
+
+def test_the_number_of_statements_does_not_grow_with_the_rows() -> None:
+    led()
+    numbers = []
+    for _ in range(2):
+        for _ in range(10):
+            _write_one_of_each()
+        with CaptureQueriesContext(connection) as captured:
+            assert [answer.findings for answer in runner.verify() if answer.findings] == []
+        numbers.append(len(captured))
+    assert numbers[0] == numbers[1]
+
+
+def _write_one_of_each() -> None:
+    """Create a task of most statuses, a blocked one, and an ending event."""
+    for status in set(Status) - {Status.BLOCKED}:
+        a_task(status, due=3_600 if status == Status.PENDING else None)
+    a_waiting_task()
+    EndingEvent.objects.create(task_id=a_task(Status.SUCCESS).pk, epoch=3, status="SUCCESS")
+
+
+def test_checks_are_selected_by_name_and_group_and_an_unknown_one_is_refused_with_the_nearest() -> (
+    None
+):
+    assert [check.name for check in runner.chosen(["attempts"])] == ["attempts"]
+    assert {check.group for check in runner.chosen(["orphans", "attempts"])} == {"orphans", "tasks"}
+    with pytest.raises(InvalidOption, match="Did you mean 'watermarks'"):
+        runner.chosen(["watermark"])
+
+
+# ``durable verify`` of the shards: each task is in its own shard, and each shard is served.
+
+
+def test_a_task_in_a_wrong_shard_is_moved_and_an_ended_one_stays() -> None:
+    wrong, ended = DAMAGES["shard-keys"](), a_task(Status.SUCCESS)
+    Task.objects.unguarded().filter(pk=ended.pk).update(shard_key=99)
+    [deed] = _repair("shard-keys")
+    assert (deed.finding.key, deed.done) == (wrong, "written")
+    assert Task.objects.get(pk=wrong).shard_key == shard_of(wrong)
+    assert Task.objects.get(pk=ended.pk).shard_key == 99
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"started_at": 0.0},
+        {"started_at": 1_000.0, "stopped": 5.0},
+        {"started_at": 1_000.0, "shards": list(range(40, 64)), "keeps_to_shards": True},
+    ],
+)
+def test_shards_that_will_be_served_in_a_moment_are_not_unserved(other: dict[str, Any]) -> None:
+    DAMAGES["unserved-shards"]()
+    assert [finding.found for finding in _find("unserved-shards")] == ["48-63"]
+    fields = {**other, "started_at": ago(other["started_at"])}
+    a_node(NodeKind.SCHEDULER, region="south", **fields)
+    assert _find("unserved-shards") == []
+
+
+def test_shards_of_a_region_without_schedulers_are_not_reported() -> None:
+    DAMAGES["unserved-shards"]()
+    Node.objects.filter(region="south").update(last_seen_at=ago(1_000))
+    assert _find("unserved-shards") == []
+
+
+@pytest.mark.parametrize(
+    "moved", [{"draining": True}, {"started_at": 0.0}, {"seen": 1_000.0}, {"stopped": 5.0}]
+)
+def test_an_assignment_is_not_checked_while_nodes_join_or_leave(moved: dict[str, Any]) -> None:
+    node = DAMAGES["shard-maps"]()
+    [finding] = _find("shard-maps")
+    assert (finding.key, finding.found, finding.right.partition(",")[0]) == (
+        node,
+        "32-39,63",
+        "32-63",
+    )
+    fields: dict[str, Any] = {"region": "north", "started_at": 1_000.0} | moved
+    a_node(NodeKind.SCHEDULER, **{**fields, "started_at": ago(fields["started_at"])})
+    assert _find("shard-maps") == []
+
+
+def test_a_scheduler_of_another_release_is_not_checked_by_the_assignment_of_this_one() -> None:
+    node = DAMAGES["shard-maps"]()
+    assert [finding.key for finding in _find("shard-maps")] == [node]
+    Node.objects.filter(pk=node).update(version="0.0.9")
+    assert _find("shard-maps") == []

@@ -28,7 +28,7 @@ def _found(history: History) -> dict[str, Any]:
 
 
 def _result(**changes: Any) -> dict[str, Any]:
-    calls = [{"task": "child", "took": 0.002}, {"refused": "Error"}]
+    calls: list[dict[str, Any]] = [{"task": "child", "took": 0.002}, {"refused": "Error"}]
     found = figures(GOOD, WINDOWS, calls, {"kills": 3}, 4)
     broken = {name: {"number": 0, "first": []} for name in INVARIANTS}
     return {

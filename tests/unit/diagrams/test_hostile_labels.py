@@ -124,15 +124,16 @@ def _expect_plain_mermaid(of: Diagram) -> None:
     assert not [line for line in lines if not re.fullmatch("|".join(allowed), line)]
 
 
-def _expect_plain_text(of: Diagram) -> None:
+def _expect_plain(text: str) -> None:
+    """Check the diagram that contains the text everywhere, in each format."""
+    of = _everywhere(text)
+    _expect_plain_svg(of)
+    _expect_plain_mermaid(of)
     drawn = draw(of, "text")
     assert not re.search(
         "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", drawn
     )
     assert sum(line.startswith("┌─ layer") for line in drawn.splitlines()) == 2
-
-
-def _expect_plain_json(of: Diagram, text: str) -> None:
     drawn = draw(of, "json")
     assert drawn.isascii()
     assert not set("<>&") & set(drawn)
@@ -141,10 +142,7 @@ def _expect_plain_json(of: Diagram, text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_is_escaped(text: str) -> None:
-    _expect_plain_svg(_everywhere(text))
-    _expect_plain_mermaid(_everywhere(text))
-    _expect_plain_text(_everywhere(text))
-    _expect_plain_json(_everywhere(text), text)
+    _expect_plain(text)
 
 
 @given(
@@ -155,10 +153,7 @@ def test_hostile_text_is_escaped(text: str) -> None:
 )
 @settings(deadline=None)
 def test_any_text_is_escaped(text: str) -> None:
-    _expect_plain_svg(_everywhere(text))
-    _expect_plain_mermaid(_everywhere(text))
-    _expect_plain_text(_everywhere(text))
-    _expect_plain_json(_everywhere(text), text)
+    _expect_plain(text)
 
 
 @pytest.mark.parametrize("known", FILE_FORMATS)
