@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -150,13 +150,19 @@ def raisable(error: BaseException) -> BaseException:
     A BodyFailed with the exception as its cause is returned if Celery could not do that, and for a
     MemoryError, which Celery raises again in the parent process, which would end the worker.
     """
-    if not isinstance(error, MemoryError):
-        with suppress(Exception):  # Celery calls the exception's own code
-            if _survives(error) or _survives(get_pickleable_exception(error)):
-                return error
+    if not isinstance(error, MemoryError) and (_survives(error) or _is_replaced(error)):
+        return error
     failed = BodyFailed(text_of(error))
     failed.__cause__ = error
     return failed
+
+
+def _is_replaced(error: BaseException) -> bool:
+    """Return whether Celery replaces the exception by one that can be pickled."""
+    try:
+        return _survives(get_pickleable_exception(error))
+    except Exception:  # noqa: BLE001 - it calls the exception's own code
+        return False
 
 
 def _survives(error: BaseException) -> bool:
