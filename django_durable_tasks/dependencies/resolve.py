@@ -256,9 +256,7 @@ def _close(events: Iterable[EndingEvent]) -> None:
 
 
 def reevaluate_joins(
-    rows: Mapping[uuid.UUID, Task],
-    dependents: Iterable[uuid.UUID],
-    resolved: Resolved,
+    rows: Mapping[uuid.UUID, Task], dependents: Iterable[uuid.UUID], resolved: Resolved
 ) -> ResolveResult:
     """Count what these locked tasks still need, and release, skip or fail those that are decided.
 

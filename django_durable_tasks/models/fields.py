@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -48,6 +50,11 @@ else:
 
         def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
             return value if value is None else instant(value, connection)
+
+
+def choices_of(values: Iterable[StrEnum]) -> list[tuple[str, str]]:
+    """Return the values of an enum as ``choices``, each shown as it is stored."""
+    return [(choice.value, choice.value) for choice in values]
 
 
 def constant(value: Any) -> Any:
@@ -144,15 +151,17 @@ def _whole(schema_editor: BaseDatabaseSchemaEditor) -> bool:
 
 class PartialIndex(models.Index):
     """An index on the rows of ``where``; on a database without partial indexes, one on the
-    ``elsewhere`` fields.
+    ``elsewhere`` fields, by default the same ones.
 
     ``where`` is not passed as Django's ``condition``, whose check warns that such a database has no
     index.
     """
 
-    def __init__(self, *, where: models.Q, elsewhere: tuple[str, ...], **options: Any) -> None:
-        self.where, self.elsewhere = where, tuple(elsewhere)
+    def __init__(
+        self, *, where: models.Q, elsewhere: tuple[str, ...] | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self.where, self.elsewhere = where, tuple(elsewhere or self.fields)
 
     def deconstruct(self) -> Any:
         """Add the two additional arguments for migrations."""

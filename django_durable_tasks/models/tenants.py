@@ -11,8 +11,13 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import KeyMode
-from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
-from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.fields import (
+    ExactCharField,
+    InstantField,
+    StatementTime,
+    choices_of,
+)
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 
 # Tenant: the owner of tasks. A migration creates the default tenant; every task, attempt and dead
 # letter has one.
@@ -39,6 +44,21 @@ class Tenant(models.Model):
         return self.name or self.slug
 
 
+def tenant_key() -> models.ForeignKey[Tenant, Tenant]:
+    """Return the field with the tenant of a row.
+
+    It has no constraint, so that no INSERT locks the row of the tenant, and no index of its own.
+    """
+    return models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,  # type: ignore[arg-type]
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )
+
+
 # TenantQuota: what an operator allows one tenant. Other tenants have the values of QUOTAS.
 
 
@@ -61,10 +81,7 @@ class TenantQuota(GuardedModel):
     )
 
     tenant = models.OneToOneField(
-        "django_durable_tasks.Tenant",
-        models.CASCADE,
-        primary_key=True,
-        related_name="quota",
+        "django_durable_tasks.Tenant", models.CASCADE, primary_key=True, related_name="quota"
     )
     open_tasks = models.IntegerField(_("open tasks"), null=True, blank=True)
     recurring_tasks = models.IntegerField(_("recurring tasks"), null=True, blank=True)
@@ -171,12 +188,8 @@ class StaffTenant(GuardedModel):
 # ApiKey: a key with which a program uses the HTTP API as one tenant.
 
 
-class ApiKeyQuerySet(GuardedQuerySet["ApiKey"]):
+class ApiKeyQuerySet(TenantQuerySet["ApiKey"]):
     """The queryset of API keys."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Keys of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def live(self, now: datetime) -> Self:
         """Keys that are neither expired nor revoked at this time."""
@@ -201,9 +214,7 @@ class ApiKey(GuardedModel):
         _("name"), max_length=100, help_text=_("What uses the key. A rotation keeps the name.")
     )
     identifier = ExactCharField(_("id"), max_length=8, unique=True)
-    mode = ExactCharField(
-        _("mode"), max_length=4, choices=[(mode.value, mode.value) for mode in KeyMode]
-    )
+    mode = ExactCharField(_("mode"), max_length=4, choices=choices_of(KeyMode))
     digest = ExactCharField(max_length=64, editable=False)
     scopes = models.JSONField(_("scopes"), default=list)
     created_at = InstantField(_("created at"), db_default=StatementTime())
@@ -222,9 +233,7 @@ class ApiKey(GuardedModel):
         verbose_name_plural = _("API keys")
         ordering: ClassVar = ["-id"]
         permissions: ClassVar = [("revoke_apikey", "Can revoke")]
-        indexes: ClassVar = [
-            models.Index(fields=["tenant", "name"], name="durable_api_key_name"),
-        ]
+        indexes: ClassVar = [models.Index(fields=["tenant", "name"], name="durable_api_key_name")]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix})"

@@ -128,9 +128,7 @@ def set_quotas(
     requests: Annotated[
         str | None,
         Argument(
-            _("Requests"),
-            _("Requests to the HTTP API in a period: 600/m, 10/s."),
-            metavar="RATE",
+            _("Requests"), _("Requests to the HTTP API in a period: 600/m, 10/s."), metavar="RATE"
         ),
     ] = None,
     reset: Annotated[

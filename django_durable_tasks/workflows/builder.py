@@ -381,10 +381,7 @@ class Builder:
         scopes: list[Scope] = []
         self._place(tasks, scopes, parent=None, end=None, before=())
         edges = sum(len(task.edges) for task in tasks)
-        for what, number, most in (
-            ("tasks", len(tasks), most_tasks),
-            ("edges", edges, most_edges),
-        ):
+        for what, number, most in (("tasks", len(tasks), most_tasks), ("edges", edges, most_edges)):
             if number > most:
                 raise WorkflowTooLarge(
                     f"The workflow {self.name!r} has {number:,} {what}, at most {most:,} are"

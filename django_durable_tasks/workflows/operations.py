@@ -156,10 +156,7 @@ def carry_out(
 
 @retry_on_deadlock
 def _once(
-    act: Callable[[GraphOperation], None],
-    name: str,
-    row: Task | WorkflowRun | None,
-    dry_run: bool,
+    act: Callable[[GraphOperation], None], name: str, row: Task | WorkflowRun | None, dry_run: bool
 ) -> GraphReport:
     with watching(preview=dry_run) as watch, _transaction(name, row, dry_run) as entry:
         operation = GraphOperation(watch)
@@ -530,10 +527,7 @@ def _again(selected: TaskQuerySet) -> None:
 
 
 def _run_again(
-    act: Callable[[GraphOperation], None],
-    name: str,
-    row: Task | WorkflowRun | None,
-    dry_run: bool,
+    act: Callable[[GraphOperation], None], name: str, row: Task | WorkflowRun | None, dry_run: bool
 ) -> GraphReport:
     try:
         return carry_out(act, name, row, dry_run=dry_run)
@@ -711,8 +705,7 @@ _POLICIES = (
     (OnUpstreamFailure.RUN, _("RUN: the task runs anyway")),
 )
 Upstream = Annotated[
-    Task,
-    Argument(_("Depends on"), _("The id of the upstream task."), kind=ArgumentType.TASK_ID),
+    Task, Argument(_("Depends on"), _("The id of the upstream task."), kind=ArgumentType.TASK_ID)
 ]
 
 
