@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
@@ -47,15 +47,37 @@ from django_durable_tasks.models.guarded import (
 )
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID, tenant_key
 
-# The operations on the tasks of a queryset; ``by`` (who) and ``reason`` (why) are stored in the
-# tasks.
+# Querysets of tasks, for schedulers, workers and operators.
 
 
-M = TypeVar("M", bound=models.Model)
+NEVER = datetime(9000, 1, 1, tzinfo=UTC)
+"""``due_at`` of a PENDING task that waits for its overlap key or for a limit.
+
+A sentinel and not NULL: a CHECK constraint requires a ``due_at`` of every PENDING task, and a range
+of the index on ``due_at`` leaves out the tasks that wait.
+"""
 
 
-class TaskActions(TenantQuerySet[M]):
-    """Changes those tasks of the queryset whose status allows it; the others are left unchanged."""
+STATUSES_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
+
+
+def new_task_id() -> uuid.UUID:
+    """Return a new UUIDv7."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+def new_task_ids(number: int) -> list[uuid.UUID]:
+    """Return new UUIDv7s of one millisecond."""
+    unix_ms, randomness = time.time_ns() // 1_000_000, os.urandom(10 * number)
+    return [uuid7(unix_ms, randomness[at : at + 10]) for at in range(0, 10 * number, 10)]
+
+
+class TaskQuerySet(TenantQuerySet["Task"]):
+    """The queryset of tasks; it can be filtered further and passed to operations.
+
+    The operations change those of the tasks whose status allows it; ``by`` (who) and ``reason``
+    (why) are stored in the tasks.
+    """
 
     @alters_data
     def replay(
@@ -117,35 +139,6 @@ class TaskActions(TenantQuerySet[M]):
         """
         rows: TaskQuerySet = Task.objects.using(conf.settings().DATABASE)
         return rows.filter(pk__in=self.using(rows.db).order_by().values("pk"))
-
-
-# Querysets of tasks, for schedulers, workers and operators.
-
-
-NEVER = datetime(9000, 1, 1, tzinfo=UTC)
-"""``due_at`` of a PENDING task that waits for its overlap key or for a limit.
-
-A sentinel and not NULL: a CHECK constraint requires a ``due_at`` of every PENDING task, and a range
-of the index on ``due_at`` leaves out the tasks that wait.
-"""
-
-
-STATUSES_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
-
-
-def new_task_id() -> uuid.UUID:
-    """Return a new UUIDv7."""
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
-
-
-def new_task_ids(number: int) -> list[uuid.UUID]:
-    """Return new UUIDv7s of one millisecond."""
-    unix_ms, randomness = time.time_ns() // 1_000_000, os.urandom(10 * number)
-    return [uuid7(unix_ms, randomness[at : at + 10]) for at in range(0, 10 * number, 10)]
-
-
-class TaskQuerySet(TaskActions["Task"]):
-    """The queryset of tasks; it can be filtered further and passed to operations."""
 
     def open(self) -> Self:
         """Tasks that have not ended."""
