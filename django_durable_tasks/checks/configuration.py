@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.apps import apps
@@ -25,12 +26,7 @@ from django_durable_tasks.cluster import nodes
 from django_durable_tasks.conf import TENANT, InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
 from django_durable_tasks.encryption import current_key_id
-from django_durable_tasks.exceptions import (
-    DurableTasksError,
-    InvalidOption,
-    InvalidSchedule,
-    InvalidTarget,
-)
+from django_durable_tasks.exceptions import DurableTasksError, InvalidOption, InvalidSchedule
 from django_durable_tasks.limits import config
 from django_durable_tasks.limits import scopes as limits
 from django_durable_tasks.models import Task
@@ -54,29 +50,13 @@ def valid_settings() -> Settings | None:
     return found if found.DATABASE in connections.settings else None
 
 
-def _check_task_defaults(settings: Settings) -> None:
+@contextmanager
+def _checking(setting: str) -> Iterator[None]:
+    """Turn InvalidOption into InvalidSetting, which names the setting."""
     try:
-        task_options("defaults", {}, checked_defaults(settings.TASK_DEFAULTS or {}))
+        yield
     except InvalidOption as invalid:
-        raise InvalidSetting(f"DURABLE_TASKS['TASK_DEFAULTS'] cannot be used: {invalid}") from None
-
-
-def _check_http_allow(settings: Settings) -> None:
-    try:
-        address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW", "tenant"))
-        address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW"))
-    except InvalidTarget as invalid:
-        raise InvalidSetting(f"DURABLE_TASKS['HTTP_ALLOW']: {invalid}") from None
-
-
-def _check_watchdog(settings: Settings) -> None:
-    if settings.WATCHDOG_URL is None:
-        return
-    try:
-        policy = address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW", "default"))
-        policy.check(parsed_url(settings.WATCHDOG_URL))
-    except InvalidTarget as invalid:
-        raise InvalidSetting(f"DURABLE_TASKS['WATCHDOG_URL']: {invalid}") from None
+        raise InvalidSetting(f"DURABLE_TASKS[{setting!r}]: {invalid}") from None
 
 
 _NEEDED_APPS = {
@@ -94,9 +74,15 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         settings = conf.settings()
         conf.retention()
         config.coded()
-        _check_task_defaults(settings)
-        _check_http_allow(settings)
-        _check_watchdog(settings)
+        with _checking("TASK_DEFAULTS"):
+            task_options("defaults", {}, checked_defaults(settings.TASK_DEFAULTS or {}))
+        with _checking("HTTP_ALLOW"):
+            address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW", "tenant"))
+            address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW"))
+        with _checking("WATCHDOG_URL"):
+            if settings.WATCHDOG_URL is not None:
+                policy = address_policy(settings.HTTP_PORTS, conf.allowed("HTTP_ALLOW", "default"))
+                policy.check(parsed_url(settings.WATCHDOG_URL))
         if not isinstance(settings.ENCRYPTION_KEYS, str):  # a function may need the network
             current_key_id()
     except InvalidSetting as invalid:
@@ -191,13 +177,7 @@ def check_celery(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     if not inspect.is_configured():
         return [FINDINGS["E007"]()]
     wiring = inspect.read()
-    return [
-        *_broker(wiring),
-        *_serializers(wiring),
-        *_eager(wiring),
-        *_worker(wiring),
-        *_messages(),
-    ]
+    return [*_broker(wiring), *_worker(wiring), *_messages()]
 
 
 def _messages() -> Iterator[CheckMessage]:
@@ -238,23 +218,17 @@ def _broker(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
         yield FINDINGS["W001"](visible=wiring.visibility_timeout, lease=longest)
 
 
-def _serializers(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
+def _worker(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
     for setting, kinds in wiring.serializers.items():
         for kind in kinds:
             if kind in UNSAFE:
                 yield FINDINGS["W021"](setting=setting, kind=kind)
     if not wiring.accepted & {"json", "application/json"}:
         yield FINDINGS["E009"](accepted=", ".join(sorted(wiring.accepted)))
-
-
-def _eager(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
     if wiring.eager:
         yield FINDINGS["W002"]()
         if wiring.eager_propagates:
             yield FINDINGS["W003"]()
-
-
-def _worker(wiring: inspect.CeleryConfiguration) -> Iterator[CheckMessage]:
     limited = [
         task.name
         for task in registered_options()
@@ -306,7 +280,9 @@ def _weights() -> Iterator[CheckMessage]:
         return  # reported as E001
     for task in registered_options():
         per_key = limits.per_key_of(task.rate_limit, task.max_concurrency)
-        scopes = (limits.GLOBAL, *_of_queue(task), limits.scope_of_task(task.name))
+        scopes = [limits.GLOBAL, limits.scope_of_task(task.name)]
+        with suppress(DurableTasksError):  # without a queue in Celery's routing, the call fails
+            scopes.insert(1, limits.scope_of_queue(ports.queue_of(task.name, task.queue)))
         bound = {scope: coded[scope] for scope in scopes if scope in coded}
         if per_key is not None:
             bound["of its key"] = per_key
@@ -317,30 +293,17 @@ def _weights() -> Iterator[CheckMessage]:
                 )
 
 
-def _of_queue(task: TaskOptions) -> list[str]:
-    """Return the scope of the task's queue; an empty one if Celery's routing gives no queue, which
-    the call itself reports.
-    """
-    try:
-        return [limits.scope_of_queue(ports.queue_of(task.name, task.queue))]
-    except DurableTasksError:
-        return []
-
-
 def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """Check the schedules that are declared in code and settings."""
     if inspect.load_tasks() is not None or valid_settings() is None:
         return []  # reported as E018 or E001
-    bad = [
-        FINDINGS["E014"](name=name, reason=reason)
-        for name, reason in sync.declarations()[1].items()
+    kinds = (
+        ("E014", "reason", sync.declarations()[1]),
+        ("W012", "function", stray_schedules()),
+        ("W015", "reason", unreachable_beat_entries()),
+    )
+    return [
+        FINDINGS[kind](name=name, **{fact: value})
+        for kind, fact, facts in kinds
+        for name, value in facts.items()
     ]
-    stray = [
-        FINDINGS["W012"](name=name, function=function)
-        for name, function in stray_schedules().items()
-    ]
-    beat = [
-        FINDINGS["W015"](name=name, reason=reason)
-        for name, reason in unreachable_beat_entries().items()
-    ]
-    return [*bad, *stray, *beat]

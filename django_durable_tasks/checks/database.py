@@ -37,10 +37,7 @@ def check_database(
     product = connection.display_name
     if product not in OLDEST or version < OLDEST[product]:
         return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
-    found = [
-        *_inexact_columns(connection),
-        *_encoding(connection),
-    ]
+    found = [*_inexact_columns(connection), *_encoding(connection)]
     if connection.vendor == "mysql":
         return [*found, *_isolation(connection)]
     if connection.vendor == "postgresql":

@@ -35,9 +35,9 @@ def edges() -> TaskDependencyQuerySet:
 
 def write_outcomes(outcomes: Mapping[int, tuple[str, EdgeOutcome]]) -> None:
     """Write the upstream's status and the outcome of these edges; one statement per combination."""
-    by_verdict: dict[tuple[str, bool, bool], list[int]] = {}
+    by_verdict = defaultdict[tuple[str, bool, bool], list[int]](list)
     for edge, (outcome, verdict) in outcomes.items():
-        by_verdict.setdefault((outcome, verdict.resolved, verdict.met), []).append(edge)
+        by_verdict[outcome, verdict.resolved, verdict.met].append(edge)
     for (outcome, is_resolved, is_met), ids in sorted(by_verdict.items()):
         when = tables.NOW if is_resolved else None
         edges().filter(pk__in=ids, resolved_at__isnull=True).update(
@@ -69,47 +69,29 @@ def waive(tasks: Iterable[uuid.UUID]) -> None:
 
 def first_unmet(task_id: uuid.UUID) -> TaskDependency:
     """Return the unmet edge that was resolved first; raises TaskDependency.DoesNotExist."""
-    unmet = (
-        edges()
-        .above([task_id])
-        .filter(depends_on__isnull=False, resolved_at__isnull=False, met=False)
-    )
+    unmet = edges().above([task_id]).filter(_UNMET, depends_on__isnull=False)
     found: TaskDependency = unmet.order_by("resolved_at", "pk")[:1].get()
     return found
 
 
 def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
     """Count the unresolved edges and gates of these tasks; resolved edges are not read."""
-    counted = (
-        edges()
-        .above(children)
-        .unresolved()
-        .order_by()
-        .values_list("task")
-        .annotate(edges=Count("depends_on"), gates=Count("gate"))
-    )
+    groups = edges().above(children).unresolved().order_by().values_list("task")
+    counted = groups.annotate(edges=Count("depends_on"), gates=Count("gate"))
     return {task: EdgeCounts(unresolved=number, gates=gates) for task, number, gates in counted}
 
 
 def tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
     """Count all edges and gates of these tasks."""
     unresolved, upstream = Q(resolved_at__isnull=True), Q(depends_on__isnull=False)
-    counted = (
-        edges()
-        .above(children)
-        .order_by()
-        .values_list("task")
-        .annotate(
-            open_edges=Count("pk", filter=unresolved & upstream),
-            was_met=Count("pk", filter=Q(met=True, resolved_at__isnull=False) & upstream),
-            was_not=Count("pk", filter=Q(met=False, resolved_at__isnull=False) & upstream),
-            open_gates=Count("pk", filter=unresolved & ~upstream),
-        )
+    counted = edges().above(children).order_by().values_list("task")
+    counted = counted.annotate(
+        open_edges=Count("pk", filter=unresolved & upstream),
+        was_met=Count("pk", filter=Q(met=True, resolved_at__isnull=False) & upstream),
+        was_not=Count("pk", filter=_UNMET & upstream),
+        open_gates=Count("pk", filter=unresolved & ~upstream),
     )
-    return {
-        task: EdgeCounts(unresolved=number, met=met, unmet=unmet, gates=gates)
-        for task, number, met, unmet, gates in counted
-    }
+    return {row[0]: EdgeCounts(*row[1:]) for row in counted}
 
 
 def tally_of(new_edges: Iterable[NewEdge]) -> EdgeCounts:
@@ -191,7 +173,12 @@ def insert_edges(new_edges: Sequence[NewEdge]) -> None:
 
 @verb
 def _insert(new_edges: Sequence[NewEdge]) -> None:
-    edges().bulk_create(list(map(_row, new_edges)), batch_size=_BULK)
+    rows = []
+    for edge in new_edges:
+        met = edge.outcome is not None
+        values = {"resolved_at": tables.NOW, "met": True} if met else {}
+        rows.append(TaskDependency(**edge._asdict(), **values))
+    edges().bulk_create(rows, batch_size=_BULK)
 
 
 @_insert.on(POSTGRESQL)
@@ -200,28 +187,15 @@ def _insert_by_parts(new_edges: Sequence[NewEdge]) -> None:
     for first in range(0, len(new_edges), _BULK):
         part = new_edges[first : first + _BULK]
         if by_copy:
-            _copy(part)
+            with copying(sql("copy_edges")) as send:
+                for rows in _copied(part):
+                    send(rows)
         else:
-            tables.count(sql("insert_edges"), {"rows": recordset(_record(edge) for edge in part)})
+            records = (dict(zip(COLUMNS, edge, strict=False)) for edge in part)
+            tables.count(sql("insert_edges"), {"rows": recordset(records)})
 
 
-def _row(edge: NewEdge) -> TaskDependency:
-    met = edge.outcome is not None
-    resolved_at = tables.NOW if met else None
-    return TaskDependency(**edge._asdict(), resolved_at=resolved_at, met=True if met else None)
-
-
-def _record(edge: NewEdge) -> dict[str, object]:
-    return {name: value for name, value in edge._asdict().items() if name in COLUMNS}
-
-
-def _copy(new_edges: Sequence[NewEdge]) -> None:
-    with copying(sql("copy_edges")) as send:
-        for rows in _parts(new_edges):
-            send(rows)
-
-
-def _parts(new_edges: Sequence[NewEdge]) -> Iterator[bytes]:
+def _copied(new_edges: Sequence[NewEdge]) -> Iterator[bytes]:
     """Yield the rows in the binary format of COPY. The columns after the ids differ little between
     the edges of a workflow.
     """
@@ -244,11 +218,8 @@ def _parts(new_edges: Sequence[NewEdge]) -> Iterator[bytes]:
 def sub_workflows_of(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRun]]:
     """Return the runs of all sub-workflows, at any depth, for each of these runs; one statement."""
     inside: dict[uuid.UUID | None, list[WorkflowRun]] = defaultdict(list)
-    for part in (
-        workflow_runs()
-        .filter(root__in={row.root for row in rows}, parent__isnull=False)
-        .order_by("pk")
-    ):
+    roots = {row.root for row in rows}
+    for part in workflow_runs().filter(root__in=roots, parent__isnull=False).order_by("pk"):
         inside[part.parent].append(part)
     found = {row.pk: list(inside[row.pk]) for row in rows}
     for parts in found.values():
@@ -272,16 +243,9 @@ def request_cancel_runs(queryset: WorkflowRunQuerySet, reason: str) -> int:
         flags |= dict.fromkeys((part.pk for part in parts[run.pk]), f"{reason} of {run.name}"[:200])
     flags |= {run.pk: reason[:200] for run in requested}
     with tables.atomic():
-        return _flag(flags, {run.pk for run in requested})
-
-
-def _flag(flags: Mapping[uuid.UUID, str], requested: set[uuid.UUID]) -> int:
-    these = (
-        workflow_runs().filter(pk__in=list(flags)).open().filter(cancel_requested_at__isnull=True)
-    )
-    found = list(these.order_by("pk").select_for_update().values_list("pk", flat=True))
-    for reason in sorted({flags[key] for key in found}):
-        WorkflowRun.objects.using(tables.database()).unguarded().filter(
-            pk__in=[key for key in found if flags[key] == reason]
-        ).update(cancel_requested_at=tables.NOW, reason=reason, updated_at=tables.NOW)
-    return len(requested & set(found))
+        unflagged = workflow_runs().open().filter(pk__in=list(flags), cancel_requested_at=None)
+        locked = list(unflagged.order_by("pk").select_for_update().values_list("pk", flat=True))
+        for text in sorted({flags[key] for key in locked}):
+            these = workflow_runs().filter(pk__in=[key for key in locked if flags[key] == text])
+            these.update(cancel_requested_at=tables.NOW, reason=text, updated_at=tables.NOW)
+    return len({run.pk for run in requested} & set(locked))

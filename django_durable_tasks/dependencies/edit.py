@@ -85,10 +85,6 @@ def insert_edges(new_edges: Sequence[NewEdge], rows: Mapping[uuid.UUID, Task]) -
     edges.insert_events_again(ended)
 
 
-def _upstream(edge: PlannedEdge, rows: Mapping[uuid.UUID, Task]) -> Task | None:
-    return rows.get(_id(edge))
-
-
 def _id(edge: PlannedEdge) -> uuid.UUID:
     if not isinstance(edge.upstream, uuid.UUID):
         raise TypeError(f"The upstream at place {edge.upstream} of the plan has no row yet.")
@@ -100,7 +96,7 @@ def check_upstreams(
 ) -> None:
     """Raise InvalidDependency if one of the upstreams does not exist for this tenant."""
     for edge in planned:
-        upstream = _upstream(edge, rows)
+        upstream = rows.get(_id(edge))
         if upstream is None or upstream.tenant_id != tenant_id:
             raise InvalidDependency(
                 f"depends_on names task {edge.upstream}, and there is none for this tenant."
@@ -127,9 +123,18 @@ def link(
         check_circle([task_id], planned)
         _waive_unmet(rows[task_id])
         policy = rows[task_id].on_upstream_failure
+        above = edges.edges().above([task_id]).below(planned)
+        existing = dict(above.values_list("depends_on", "dependency_type"))
+        for upstream, kind in existing.items():
+            if planned[upstream].kind != kind:
+                raise InvalidDependency(
+                    f"Task {task_id} already waits for {upstream} with {kind}; remove that edge"
+                    " first."
+                )
         new = [
-            new_edge(edge, task_id, _upstream(edge, rows), policy, by=by, reason=reason)
-            for edge in _new_edges(task_id, planned)
+            new_edge(edge, task_id, rows.get(upstream), policy, by=by, reason=reason)
+            for upstream, edge in planned.items()
+            if upstream not in existing
         ]
         insert_edges(new, rows)
         _block_or_release(rows[task_id])
@@ -141,12 +146,8 @@ def lock_tenant(tenant_id: int) -> None:
 
     Must be called before any task is locked, so that the lock order is the same everywhere.
     """
-    list(
-        Tenant.objects.using(tables.database())
-        .filter(pk=tenant_id)
-        .select_for_update()
-        .values_list("pk")
-    )
+    this = Tenant.objects.using(tables.database()).filter(pk=tenant_id)
+    list(this.select_for_update().values_list("pk"))
 
 
 def _lock_unstarted(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dict[uuid.UUID, Task]:
@@ -167,18 +168,6 @@ def _lock_unstarted(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dic
     return rows
 
 
-def _new_edges(task_id: uuid.UUID, planned: Mapping[uuid.UUID, PlannedEdge]) -> list[PlannedEdge]:
-    existing = dict(
-        edges.edges().above([task_id]).below(planned).values_list("depends_on", "dependency_type")
-    )
-    for upstream, kind in existing.items():
-        if planned[upstream].kind != kind:
-            raise InvalidDependency(
-                f"Task {task_id} already waits for {upstream} with {kind}; remove that edge first."
-            )
-    return [edge for upstream, edge in planned.items() if upstream not in existing]
-
-
 def check_circle(lows: Iterable[uuid.UUID], planned: Iterable[uuid.UUID]) -> None:
     """Raise DependencyCycle, with the path, if one of the tasks ``lows`` is an upstream of the new
     upstreams.
@@ -189,15 +178,11 @@ def check_circle(lows: Iterable[uuid.UUID], planned: Iterable[uuid.UUID]) -> Non
     above: dict[uuid.UUID, list[uuid.UUID]] = dict.fromkeys(lows, highs)
     below, frontier = set(above), set(highs)
     while frontier and not below & frontier:
-        found = list(
-            edges.edges()
-            .above(frontier)
-            .filter(depends_on__isnull=False)
-            .values_list("task", "depends_on")
-        )
-        for task, upstream in found:
+        level = edges.edges().above(frontier).filter(depends_on__isnull=False)
+        pairs = list(level.values_list("task", "depends_on"))
+        for task, upstream in pairs:
             above.setdefault(task, []).append(upstream)
-        reached = {upstream for _, upstream in found}
+        reached = {upstream for _, upstream in pairs}
         frontier = reached & below or reached - set(above)
     path = cycle_in(above)
     if path:

@@ -5,7 +5,7 @@ of them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db.models import Case, F, Q, When
@@ -51,7 +51,14 @@ class LockedSubgraph:
     def __init__(self, requested: Iterable[uuid.UUID]) -> None:
         self.requested = set(requested)
         self.rows: dict[uuid.UUID, Task] = {}
-        self._lock_all()
+        locked = set[uuid.UUID]()
+        # Until all dependents that are found are locked: edges may be added between the query and
+        # the locks. A transaction that adds an edge locks its upstream, so no dependents are added
+        # to locked tasks.
+        while keys := sorted(set(_with_all_below(self.requested)) - locked):
+            lock_runs(keys)
+            self.rows |= transitions.lock_rows(keys)
+            locked.update(keys)
         self.above: dict[uuid.UUID, list[TaskDependency]] = {key: [] for key in self.rows}
         self.under: dict[uuid.UUID, list[uuid.UUID]] = {}
         self.forced: set[uuid.UUID] = set()
@@ -61,18 +68,6 @@ class LockedSubgraph:
             if edge.depends_on_id is not None:
                 self.under.setdefault(edge.depends_on_id, []).append(edge.task_id)
 
-    def _lock_all(self) -> None:
-        """Lock until all dependents that are found are locked.
-
-        Edges may be added between the query and the locks. A transaction that adds an edge locks
-        its upstream, so no dependents are added to locked tasks.
-        """
-        seen: set[uuid.UUID] = set()
-        while keys := sorted(set(_with_all_below(self.requested)) - seen):
-            lock_runs(keys)
-            self.rows |= transitions.lock_rows(keys)
-            seen.update(keys)
-
     def runs_of(self, keys: Iterable[uuid.UUID]) -> set[uuid.UUID]:
         """Return the workflow runs of these tasks."""
         found = (self.rows[key].workflow_id for key in keys)
@@ -80,7 +75,23 @@ class LockedSubgraph:
 
     def doomed(self) -> set[uuid.UUID]:
         """Return the tasks that were skipped or failed because of an upstream."""
-        return {key for key, row in self.rows.items() if _is_doomed(row)}
+        return {
+            key for key, row in self.rows.items() if row.cause is not None and row.status in _DOOMED
+        }
+
+    def requested_in(self, statuses: Collection[str]) -> set[uuid.UUID]:
+        """Return the requested tasks that exist and have one of these statuses."""
+        return {
+            key for key in self.requested if key in self.rows and self.rows[key].status in statuses
+        }
+
+    def replayable(self, statuses: Collection[str]) -> tuple[set[uuid.UUID], set[uuid.UUID]]:
+        """Return the requested tasks with one of these statuses, and the tasks that can run again:
+        those of them whose joins can be met, and the tasks that ended because of them.
+        """
+        replayable = self.requested_in(statuses)
+        replayed = self.without_lost(replayable | self.doomed(), set())
+        return replayable, self.reached(replayable & replayed, replayed)
 
     def tally(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> EdgeCounts:
         """Count the edges of a task as they will be after these tasks are replayed."""
@@ -105,20 +116,26 @@ class LockedSubgraph:
 
         A task that is left out makes the joins of its dependents be checked again.
         """
+        lost = (JoinDecision.SKIP, JoinDecision.FAIL)
         replayed, checked = set(replayed), replayed - sources
         while checked:
-            removed = {key for key in checked if not self._can_be_met(key, replayed)}
+            removed = {
+                key
+                for key in checked
+                if join_decision(self.rows[key].join_count, self.tally(key, replayed), "") in lost
+            }
             replayed -= removed
             checked = {
                 under for key in removed for under in self.under.get(key, ()) if under in replayed
             } - sources
         return replayed
 
-    def _can_be_met(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> bool:
-        return join_decision(self.rows[key].join_count, self.tally(key, replayed), "") in (
-            JoinDecision.STAY,
-            JoinDecision.RELEASE,
+    def first_unmet(self, key: uuid.UUID) -> TaskDependency | None:
+        """Return an edge of a task that is not met; None if there is none."""
+        unmet = (
+            edge for edge in self.above[key] if edge.met is False and edge.depends_on_id is not None
         )
+        return next(unmet, None)
 
     def reached(self, sources: set[uuid.UUID], replayed: set[uuid.UUID]) -> set[uuid.UUID]:
         """Return the sources and those of these tasks that depend on them.
@@ -154,39 +171,25 @@ class LockedSubgraph:
             if edge.depends_on_id in replayed and edge.outcome is not None
         }
         edges.arm_again(rearmed)
+        dependents = {edge.task_id for edge in rearmed.values()} - replayed
         waiting = {
-            edge.task_id for edge in rearmed.values() if self._waits(edge.task_id)
-        } - replayed
+            key
+            for key in dependents
+            if self.rows[key].status == Status.BLOCKED or key in self.blocked_again
+        }
         transitions.set_needed(
             {key: self.needed_by(key, replayed) for key in sorted(waiting - self.forced)}
         )
-        self._blame_others({edge.task_id for edge in rearmed.values()} & self.doomed() - replayed)
-
-    def _waits(self, key: uuid.UUID) -> bool:
-        return self.rows[key].status == Status.BLOCKED or key in self.blocked_again
-
-    def _blame_others(self, unchanged: set[uuid.UUID]) -> None:
-        """Write another cause to tasks that stay ended although their upstream is replayed."""
+        # Tasks that stay ended although their upstream is replayed get another cause.
         others = {
-            key: next(
-                (
-                    e.depends_on_id
-                    for e in self.above[key]
-                    if e.met is False and e.depends_on_id is not None
-                ),
-                None,
-            )
-            for key in unchanged
+            key: unmet.upstream_id
+            for key in dependents & self.doomed()
+            if (unmet := self.first_unmet(key)) is not None
         }
-        found = {key: other for key, other in others.items() if other is not None}
-        roots = dict(tables.tasks().filter(pk__in=set(found.values())).values_list("pk", "cause"))
-        blamed = [(key, roots.get(other) or other) for key, other in found.items()]
+        roots = dict(tables.tasks().filter(pk__in=set(others.values())).values_list("pk", "cause"))
+        blamed = [(key, roots.get(other) or other) for key, other in others.items()]
         for first in range(0, len(blamed), _BATCH):
             transitions.blame(dict(blamed[first : first + _BATCH]))
-
-
-def _is_doomed(row: Task) -> bool:
-    return row.cause is not None and row.status in _DOOMED
 
 
 def _with_all_below(requested: set[uuid.UUID]) -> list[uuid.UUID]:
@@ -243,13 +246,7 @@ def replay(
         _reopen_runs(runs)
         return ids, []
     subgraph = LockedSubgraph(requested)
-    replayable = {
-        key
-        for key in subgraph.requested
-        if key in subgraph.rows and subgraph.rows[key].status in REPLAYABLE
-    }
-    replayed = subgraph.without_lost(replayable | subgraph.doomed(), set())
-    replayed = subgraph.reached(replayable & replayed, replayed)
+    replayable, replayed = subgraph.replayable(REPLAYABLE)
     if replayable and not replayable & replayed:
         raise TransitionRefused(_unmet_edge_message(subgraph, min(replayable)))
     subgraph.rearm(replayed)
@@ -265,13 +262,7 @@ def again(requested: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
     TransitionRefused if a dependent is RUNNING, or if no requested task can run again.
     """
     subgraph = LockedSubgraph(requested)
-    replayable = {
-        key
-        for key in subgraph.requested
-        if key in subgraph.rows and subgraph.rows[key].status in TERMINAL
-    }
-    replayed = subgraph.without_lost(replayable | subgraph.doomed(), set())
-    replayed = subgraph.reached(replayable & replayed, replayed)
+    replayable, replayed = subgraph.replayable(TERMINAL)
     if not replayable & replayed:
         raise TransitionRefused(
             _unmet_edge_message(subgraph, min(replayable))
@@ -279,14 +270,6 @@ def again(requested: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
             else "None of these tasks has ended."
         )
     below = {under for key in replayed for under in subgraph.under.get(key, ())} - replayed
-    _refuse_running(subgraph, below)
-    _block_released(subgraph, below, replayed)
-    subgraph.rearm(replayed)
-    _write_replay(subgraph, replayed, {}, reason)
-    return sorted(replayed)
-
-
-def _refuse_running(subgraph: LockedSubgraph, below: set[uuid.UUID]) -> None:
     for key in sorted(below):
         row = subgraph.rows[key]
         if row.status == Status.RUNNING:
@@ -294,12 +277,7 @@ def _refuse_running(subgraph: LockedSubgraph, below: set[uuid.UUID]) -> None:
                 f"{row.step or row.name} ({key}) is RUNNING and depends on a task that would run"
                 " again: wait for its end, or cancel it first."
             )
-
-
-def _block_released(
-    subgraph: LockedSubgraph, below: set[uuid.UUID], replayed: set[uuid.UUID]
-) -> None:
-    """Block dependents again that were released and have not started, if they need these tasks."""
+    # Dependents that were released and have not started are blocked again if they need these tasks.
     blocked = [
         key
         for key in sorted(below)
@@ -309,6 +287,9 @@ def _block_released(
     transitions.return_to_pending(these, 0)
     transitions.block(these)
     subgraph.blocked_again.update(blocked)
+    subgraph.rearm(replayed)
+    _write_replay(subgraph, replayed, {}, reason)
+    return sorted(replayed)
 
 
 def _write_replay(
@@ -380,14 +361,11 @@ def _reopen_runs(keys: set[uuid.UUID]) -> None:
 
 
 def _unmet_edge_message(subgraph: LockedSubgraph, key: uuid.UUID) -> str:
-    unmet = (
-        edge for edge in subgraph.above[key] if edge.met is False and edge.depends_on_id is not None
-    )
-    edge = next(unmet, None)
-    name = subgraph.rows[key].step or subgraph.rows[key].name
+    row, edge = subgraph.rows[key], subgraph.first_unmet(key)
+    name = row.step or row.name
     upstream = edge.depends_on_id if edge else "one of its upstreams"
     outcome = edge.outcome if edge else "not met"
-    other = "force-run" if subgraph.rows[key].status == Status.SKIPPED else "force-complete"
+    other = "force-run" if row.status == Status.SKIPPED else "force-complete"
     return (
         f"{name} ({key}) waits for task {upstream}, which is {outcome}: replay that one, or {other}"
         " this one."
@@ -405,11 +383,7 @@ def force_run(
         queryset.filter(status__in=TRANSITIONS["force_run"].sources).values_list("pk", flat=True)
     )
     subgraph = LockedSubgraph(requested)
-    skipped = {
-        key
-        for key in requested
-        if key in subgraph.rows and subgraph.rows[key].status == Status.SKIPPED
-    }
+    skipped = subgraph.requested_in([Status.SKIPPED])
     forced = transitions.force_run(tables.tasks().filter(pk__in=requested), reason)
     edges.force(forced, by=by)
     subgraph.force(forced)

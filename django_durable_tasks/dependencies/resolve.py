@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -31,7 +31,6 @@ from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, transitions
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.states.inserts import place
-from django_durable_tasks.states.transitions import BlockedDependent
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
@@ -105,25 +104,13 @@ def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
         return _resolve_small(task_id)
     if not waiting or len(waiting) > SMALL or any(one.unresolved > FEW for one in waiting):
         return ResolveResult(left=bool(waiting))
-    ready = [one for one in waiting if one.unresolved == 1 and one.is_due]
+    ready = [task for task in waiting if task.unresolved == 1 and task.is_due]
+    queues, fast_path = set[str](), ports.fast_path
     # Before ``is_limited``, because ``is_open`` may reload the limits that ``is_limited`` reads.
-    queues = _open_queues(ready)
-    limited = {
-        one.name
-        for one in waiting
-        if ports.fast_path.is_limited(one.name, one.queue, one.tenant_id)
-    }
+    if conf.settings().FAST_PATH and len(ready) <= FAST_PATH_MAX and ports.broker_open():
+        queues = {t.queue for t in ready if fast_path.is_open(t.name, t.queue, t.tenant_id)}
+    limited = {t.name for t in waiting if fast_path.is_limited(t.name, t.queue, t.tenant_id)}
     return _resolve_met(waiting[0].ending_events, queues, limited)
-
-
-def _open_queues(ready: Sequence[BlockedDependent]) -> set[str]:
-    """Return the queues of these tasks in which released tasks may be published at once."""
-    settings = conf.settings()
-    if not settings.FAST_PATH or len(ready) > FAST_PATH_MAX or not ports.broker_open():
-        return set()
-    return {
-        one.queue for one in ready if ports.fast_path.is_open(one.name, one.queue, one.tenant_id)
-    }
 
 
 def _resolve_small(task_id: uuid.UUID) -> ResolveResult:
@@ -184,7 +171,14 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
             edges.endings().filter(pk__in=found).order_by("pk").select_for_update(skip_locked=True)
         )
         events = [event for event in locked if not event.resolved]
-        upstreams = _current_upstreams(events)
+        # The ending of a task that has been replayed since is not resolved anymore.
+        keys = {event.task_id for event in events}
+        epochs = dict(tables.tasks().filter(pk__in=keys).values_list("pk", "epoch"))
+        upstreams = {
+            event.task_id
+            for event in events
+            if epochs.get(event.task_id, event.epoch) == event.epoch
+        }
         waiting = edges.edges().below(upstreams).without_outcome().order_by("task", "pk")
         dependents = list(waiting.values_list("task", flat=True)[:_EDGES])
         rows = transitions.lock_rows([*upstreams, *dependents])
@@ -192,21 +186,15 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
         resolved = _resolve_edges(outcomes, set(dependents), rows)
         done = reevaluate_joins(rows, set(dependents) & set(resolved), resolved)
         if len(dependents) < _EDGES:
-            _close(events)
+            # Events that a workflow has to count are kept, the others are not needed anymore.
+            counted = [
+                event.pk for event in events if event.workflow_id is not None and event.delta
+            ]
+            edges.endings().filter(pk__in=counted).update(resolved=True)
+            others = {event.pk for event in events} - set(counted)
+            edges.endings().filter(pk__in=sorted(others)).delete()
         done.events = len(events)
     return done
-
-
-def _current_upstreams(events: Sequence[EndingEvent]) -> set[uuid.UUID]:
-    """Return the tasks of these events whose epoch is still that of the event.
-
-    The ending of a task that has been replayed since is not resolved anymore.
-    """
-    keys = {event.task_id for event in events}
-    epochs = dict(tables.tasks().filter(pk__in=keys).values_list("pk", "epoch"))
-    return {
-        event.task_id for event in events if epochs.get(event.task_id, event.epoch) == event.epoch
-    }
 
 
 def _outcomes(
@@ -246,51 +234,45 @@ def _resolve_edges(
     return resolved
 
 
-def _close(events: Iterable[EndingEvent]) -> None:
-    """Delete events that are not needed anymore; keep those that a workflow has to count."""
-    counted = [event.pk for event in events if event.workflow_id is not None and event.delta]
-    edges.endings().filter(pk__in=counted).update(resolved=True)
-    edges.endings().filter(
-        pk__in=[event.pk for event in events if event.pk not in set(counted)]
-    ).delete()
-
-
 def reevaluate_joins(
-    rows: Mapping[uuid.UUID, Task],
-    dependents: Iterable[uuid.UUID],
-    resolved: Resolved,
+    rows: Mapping[uuid.UUID, Task], dependents: Iterable[uuid.UUID], resolved: Resolved
 ) -> ResolveResult:
     """Count what these locked tasks still need, and release, skip or fail those that are decided.
 
     ``resolved``: the edges of each dependent that this batch resolved; ``rows`` may also contain
     the upstreams that are the cause.
     """
-    waiting = [
-        rows[key]
-        for key in sorted(dependents)
-        if key in rows and rows[key].status == Status.BLOCKED
-    ]
+    waiting = [rows[key] for key in sorted(dependents) if key in rows]
+    waiting = [row for row in waiting if row.status == Status.BLOCKED]
     tallies = _tallies(waiting, resolved)
     by_decision: dict[JoinDecision, list[Task]] = {kind: [] for kind in JoinDecision}
     for row in waiting:
-        by_decision[
-            join_decision(row.join_count, tallies[row.pk], _policy(row, resolved.get(row.pk, ())))
-        ].append(row)
-    transitions.set_needed(
-        {row.pk: needed(row.join_count, tallies[row.pk]) for row in by_decision[JoinDecision.STAY]}
-    )
+        unmet = _unmet(resolved.get(row.pk, ()))
+        policy = unmet[0][1].policy if unmet else row.on_upstream_failure
+        by_decision[join_decision(row.join_count, tallies[row.pk], policy)].append(row)
+    stay, skip = by_decision[JoinDecision.STAY], by_decision[JoinDecision.SKIP]
+    fail = by_decision[JoinDecision.FAIL]
+    transitions.set_needed({row.pk: needed(row.join_count, tallies[row.pk]) for row in stay})
     messages = release(by_decision[JoinDecision.RELEASE])
-    doomed = by_decision[JoinDecision.SKIP] + by_decision[JoinDecision.FAIL]
-    found = {row.pk: _cause(row, resolved.get(row.pk, ()), rows) for row in doomed}
-    reasons = {key: reason for key, (reason, _) in found.items()}
-    causes = {key: cause for key, (_, cause) in found.items()}
-    transitions.skip_blocked(
-        [(row.pk, row.epoch) for row in by_decision[JoinDecision.SKIP]], reasons, causes
-    )
-    _fail(by_decision[JoinDecision.FAIL], reasons, causes)
-    return ResolveResult(
-        moved=len(waiting) - len(by_decision[JoinDecision.STAY]), messages=messages
-    )
+    reasons: dict[uuid.UUID, str] = {}
+    causes: dict[uuid.UUID, uuid.UUID] = {}
+    for row in [*skip, *fail]:
+        unmet = _unmet(resolved.get(row.pk, ()))
+        edge = unmet[0][0] if unmet else edges.first_unmet(row.pk)
+        upstream = rows.get(edge.upstream_id) or tables.tasks().filter(pk=edge.upstream_id).first()
+        name = str(edge.depends_on_id) if upstream is None else upstream.step or upstream.name
+        reasons[row.pk] = f"upstream {name} ended {edge.outcome}"[:200]
+        # The first cause, if the upstream ended because of another task.
+        causes[row.pk] = upstream.cause if upstream and upstream.cause else edge.upstream_id
+    transitions.skip_blocked([(row.pk, row.epoch) for row in skip], reasons, causes)
+    _fail(fail, reasons, causes)
+    return ResolveResult(moved=len(waiting) - len(stay), messages=messages)
+
+
+def _unmet(
+    resolved: Sequence[tuple[TaskDependency, EdgeOutcome]],
+) -> list[tuple[TaskDependency, EdgeOutcome]]:
+    return [(edge, outcome) for edge, outcome in resolved if outcome.resolved and not outcome.met]
 
 
 def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, EdgeCounts]:
@@ -299,67 +281,35 @@ def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Edg
     For a task that needs all of its upstreams, only the unresolved edges are counted: a task with
     an edge that was unmet before this batch is not BLOCKED, so all unmet ones are in ``resolved``.
     """
-    brief = [row.pk for row in waiting if row.join_count is None and row.pk in resolved]
-    some = [row.pk for row in waiting if row.join_count is not None or row.pk not in resolved]
-    found = edges.tallies(some) if some else {}
-    every = edges.open_tallies(brief)
-    for row in waiting:
-        if row.join_count is None and row.pk in resolved:
-            open_ones = every.get(row.pk, EdgeCounts())
-            unmet = sum(
-                1 for _, verdict in resolved.get(row.pk, ()) if verdict.resolved and not verdict.met
-            )
-            found[row.pk] = EdgeCounts(
-                unresolved=open_ones.unresolved, gates=open_ones.gates, unmet=unmet
-            )
-    return {row.pk: found.get(row.pk, EdgeCounts()) for row in waiting}
-
-
-def _policy(row: Task, resolved: Sequence[tuple[TaskDependency, EdgeOutcome]]) -> str:
-    unmet = [verdict.policy for _, verdict in resolved if verdict.resolved and not verdict.met]
-    return unmet[0] if unmet else row.on_upstream_failure
-
-
-def _cause(
-    row: Task,
-    resolved: Sequence[tuple[TaskDependency, EdgeOutcome]],
-    rows: Mapping[uuid.UUID, Task],
-) -> tuple[str, uuid.UUID]:
-    """Return the reason why a dependent cannot run, as text, and the id of the first cause."""
-    unmet = (edge for edge, verdict in resolved if verdict.resolved and not verdict.met)
-    edge = next(unmet, None) or edges.first_unmet(row.pk)
-    upstream = rows.get(edge.upstream_id) or tables.tasks().filter(pk=edge.upstream_id).first()
-    name = str(edge.depends_on_id) if upstream is None else upstream.step or upstream.name
-    cause = edge.upstream_id if upstream is None or upstream.cause is None else upstream.cause
-    return f"upstream {name} ended {edge.outcome}"[:200], cause
+    keys = {row.pk for row in waiting}
+    brief = {row.pk for row in waiting if row.join_count is None and row.pk in resolved}
+    counts = edges.tallies(sorted(keys - brief)) if keys - brief else {}
+    unresolved = edges.open_tallies(sorted(brief))
+    for key in brief:
+        counts[key] = replace(unresolved.get(key, EdgeCounts()), unmet=len(_unmet(resolved[key])))
+    return {key: counts.get(key, EdgeCounts()) for key in keys}
 
 
 def release(rows: Sequence[Task]) -> list[TaskMessage]:
     """Release locked BLOCKED tasks; return the messages of those that may be published at once."""
     settings = conf.settings()
-    published = (
-        [row for row in rows if _may_publish_at_once(row)][:FAST_PATH_MAX]
-        if settings.FAST_PATH
-        else []
-    )
-    keys = {row.pk for row in published}
-    transitions.release([(row.pk, row.epoch) for row in rows if row.pk not in keys])
-    if not published:
+
+    def may_publish_at_once(row: Any) -> bool:
+        in_time = row.run_at <= row.read_at and row.expires_at is None and row.overlap_key is None
+        return (
+            in_time
+            and not row.in_batch
+            and ports.broker_open()
+            and ports.fast_path.is_open(row.name, row.queue, row.tenant_id)
+        )
+
+    published = [row for row in rows if settings.FAST_PATH and may_publish_at_once(row)]
+    epochs = {row.pk: row.epoch for row in published[:FAST_PATH_MAX]}
+    transitions.release([(row.pk, row.epoch) for row in rows if row.pk not in epochs])
+    if not epochs:
         return []
-    transitions.release_and_publish(
-        [(row.pk, row.epoch) for row in published], settings.REPUBLISH_AFTER
-    )
-    return transitions.messages_for(transitions.claimed_tasks(tables.tasks().filter(pk__in=keys)))
-
-
-def _may_publish_at_once(row: Any) -> bool:
-    in_time = row.run_at <= row.read_at and row.expires_at is None and row.overlap_key is None
-    return (
-        in_time
-        and not row.in_batch
-        and ports.broker_open()
-        and ports.fast_path.is_open(row.name, row.queue, row.tenant_id)
-    )
+    transitions.release_and_publish(list(epochs.items()), settings.REPUBLISH_AFTER)
+    return transitions.messages_for(transitions.claimed_tasks(tables.tasks().filter(pk__in=epochs)))
 
 
 def _fail(
@@ -409,13 +359,13 @@ _REFERENCES_MAX_BYTES = 1_048_576
 
 def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
     """Return the decrypted arguments of a run. Raises EncryptionError."""
-    return _decrypted(run, "args", run.args), _decrypted(run, "kwargs", run.kwargs)
 
+    def plain(column: str, value: Any) -> Any:
+        if stored_value(value) is None:
+            return value  # without the description of the place, which takes longer than the check
+        return decrypted(value, place(run.tenant_id, column, run.task_id))
 
-def _decrypted(run: Run, column: str, value: Any) -> Any:
-    if stored_value(value) is None:
-        return value  # without the description of the place, which takes longer than the check
-    return decrypted(value, place(run.tenant_id, column, run.task_id))
+    return plain("args", run.args), plain("kwargs", run.kwargs)
 
 
 def resolve_references(

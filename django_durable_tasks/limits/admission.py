@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Count, Q
 
@@ -61,7 +62,7 @@ class ShareAdmission:
                 waited, task.queue, task.tenant_id, self._limit_config
             ):
                 selected[task.queue, task.tenant_id] += 1
-        self._count(claims)
+        self._count_queues(claims)
         found = set[str]()
         for queue, numbers in claims.items():
             # A task that was selected among those that wait for the share is not refused by it.
@@ -72,7 +73,7 @@ class ShareAdmission:
                 found.add(queue)
         return found
 
-    def _count(self, claims: dict[str, Counter[int]]) -> None:
+    def _count_queues(self, claims: dict[str, Counter[int]]) -> None:
         """Count the QUEUED tasks of queues that are not counted yet, without these claims."""
         new = [queue for queue in claims if queue not in self._counted]
         self._counted.update(new)
@@ -160,15 +161,8 @@ def free_of_share(
 
 
 _COLUMNS = (
-    "pk",
-    "name",
-    "queue",
-    "tenant_id",
-    "limit_key",
-    "weight",
-    "priority",
-    "waiting_for_limit",
-    "due_at",
+    *("pk", "name", "queue", "tenant_id", "limit_key"),
+    *("weight", "priority", "waiting_for_limit", "due_at"),
 )
 
 
@@ -177,10 +171,7 @@ class _Bound:
     """A claimed or due task, the scopes that may refuse it, and the share of its tenant, if any."""
 
     task_id: uuid.UUID
-    name: str
-    queue: str
-    tenant_id: int
-    limit_key: str | None
+    task: Any
     request: AdmissionRequest
     share: str | None
     is_selected: bool
@@ -253,20 +244,7 @@ class LimitAdmission:
             exceeding = self._shares.exceeding(claimed)
             judged = [task for task in claimed if task.queue in exceeding]
         refused = self._refused(
-            [
-                self._bound(
-                    task.id,
-                    task.name,
-                    task.queue,
-                    task.tenant_id,
-                    task.limit_key,
-                    task.weight,
-                    task.priority,
-                    task.waiting_for_limit,
-                    task.ready_at,
-                )
-                for task in judged
-            ],
+            [self._bound(task.id, task, task.ready_at) for task in judged],
             turns={task.id: task.waiting_for_limit for task in judged} if in_turn else None,
         )
         transitions.make_claimed_wait(refused)
@@ -335,8 +313,24 @@ class LimitAdmission:
         """
         if not any(row.scopes for row in bound):
             return {}
-        self._count_usage(bound if claimed else (), strict=self._is_strict(bound))
-        self._open(self._allowed(bound), bound)
+        # Whether a limit other than a share of a window can refuse any of these tasks.
+        strict = any(
+            limits_scopes.shared(scope) is None
+            or backpressure.places_of_customer(
+                row.task.queue, row.task.tenant_id, self._limit_config
+            )
+            is not None
+            for row in bound
+            for scope in row.scopes
+        )
+        self._count_usage(bound if claimed else (), strict=strict)
+        names: dict[str, set[str]] = {}
+        for row in bound:
+            for scope in row.scopes:
+                names.setdefault(scope, set()).add(row.task.name)
+        # If the limits of tasks differ, the strictest applies.
+        allowed = {scope: self._limit_config.among(scope, names[scope]) for scope in sorted(names)}
+        self._open(allowed, bound)
         turns = turns or {}
         self._reserve_for_heavy(
             {scope for row in bound for scope in row.scopes if scope != turns.get(row.task_id)}
@@ -349,75 +343,55 @@ class LimitAdmission:
         answers = limits_scopes.admitted(
             [row.request for row in bound if row.task_id not in refused], self._capacity
         )
-        return refused | {
-            row.task_id: self._waiting_scope(row, answers[row.task_id])
-            for row in bound
-            if row.task_id in answers
-        }
-
-    def _waiting_scope(self, row: _Bound, scope: str) -> str:
-        """Return the scope for which a task waits: its tenant's share if the queue serves tenants
-        round-robin.
-        """
-        if (
-            row.share is not None
-            and scope in self._limit_config.wide(row.queue)
-            and self._limit_config.takes_turns(row.queue)
-        ):
-            return row.share
-        return scope
+        for row in bound:
+            if row.task_id in answers:
+                scope, queue = answers[row.task_id], row.task.queue
+                # If the queue serves tenants round-robin, the task waits for its tenant's share.
+                if (
+                    row.share is not None
+                    and scope in self._limit_config.wide(queue)
+                    and self._limit_config.takes_turns(queue)
+                ):
+                    scope = row.share
+                refused[row.task_id] = scope
+        return refused
 
     def _waits_for_its_share(self, row: _Bound) -> bool:
         """Return whether the queue serves tenants round-robin, other tasks wait, and this one is
         not selected yet.
         """
-        if row.is_selected or not self._limit_config.takes_turns(row.queue):
+        queue = row.task.queue
+        if row.is_selected or not self._limit_config.takes_turns(queue):
             return False
-        if row.queue not in self._shares_waiting:
-            self._shares_waiting[row.queue] = bool(waiting_shares(row.queue, 10))
-        return self._shares_waiting[row.queue]
+        if queue not in self._shares_waiting:
+            self._shares_waiting[queue] = bool(waiting_shares(queue, 10))
+        return self._shares_waiting[queue]
 
     def _read(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, _Bound]:
         """Read these tasks with the scopes that may refuse them."""
-        rows = tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS)
-        return {row[0]: self._bound(*row) for row in rows}
+        rows = tables.tasks().filter(pk__in=ids).values_list(*_COLUMNS, named=True)
+        return {row.pk: self._bound(row.pk, row, row.due_at) for row in rows}
 
-    def _bound(
-        self,
-        task_id: uuid.UUID,
-        name: str,
-        queue: str,
-        tenant_id: int,
-        limit_key: str | None,
-        weight: int,
-        priority: int,
-        waiting_for_limit: str | None,
-        due_since: datetime | None,
-    ) -> _Bound:
+    def _bound(self, task_id: uuid.UUID, task: Any, due_since: datetime | None) -> _Bound:
         """Return a task with the scopes that may refuse it.
 
-        ``waiting_for_limit``: the scope for which it waited before the claim.
+        ``task``: a ClaimedTask, or a row with the same columns. Its ``waiting_for_limit`` is the
+        scope for which it waited before the claim.
         """
-        config = self._limit_config
-        scopes = [*config.wide(queue), *config.narrow(name, tenant_id, limit_key)]
+        config, queue, tenant_id = self._limit_config, task.queue, task.tenant_id
+        scopes = [*config.wide(queue), *config.narrow(task.name, tenant_id, task.limit_key)]
         share = limits_scopes.scope_of_share(queue, tenant_id) if config.tenants else None
         selected = (
             share is not None
-            and waiting_for_limit is not None
-            and is_selected(waiting_for_limit, queue, tenant_id, config)
+            and task.waiting_for_limit is not None
+            and is_selected(task.waiting_for_limit, queue, tenant_id, config)
         )
         if share is not None and not selected:
             scopes.append(share)
-        request = waitlist.admission_request(task_id, scopes, weight, (priority, due_since))
-        return _Bound(task_id, name, queue, tenant_id, limit_key, request, share, selected)
-
-    def _allowed(self, tasks: Iterable[_Bound]) -> dict[str, Allowance]:
-        """Return the allowances of the scopes of these tasks; if tasks differ, the strictest."""
-        names: dict[str, set[str]] = {}
-        for row in tasks:
-            for scope in row.scopes:
-                names.setdefault(scope, set()).add(row.name)
-        return {scope: self._limit_config.among(scope, names[scope]) for scope in sorted(names)}
+        request = waitlist.admission_request(
+            task_id, scopes, task.weight, (task.priority, due_since)
+        )
+        return _Bound(task_id, task, request, share, selected)
 
     def _count_usage(self, own: Sequence[_Bound], *, strict: bool = True) -> None:
         """Count the usage once, without the tasks ``own``.
@@ -429,20 +403,9 @@ class LimitAdmission:
             return
         if strict:
             self._now = waitlist.lock_limits()
-        found = waitlist.count_usage(running=strict)
+        self._usage = waitlist.count_usage(running=strict)
         for row in own:
-            found.leave_out(row.name, row.queue, row.tenant_id, row.limit_key, row.request.weight)
-        self._usage = found
-
-    def _is_strict(self, bound: Iterable[_Bound]) -> bool:
-        """Return whether a limit other than a share of a window can refuse any of these tasks."""
-        return any(
-            limits_scopes.shared(scope) is None
-            or backpressure.places_of_customer(row.queue, row.tenant_id, self._limit_config)
-            is not None
-            for row in bound
-            for scope in row.scopes
-        )
+            self._usage.add(row.task, sign=-1)
 
     def _open(self, scopes: Mapping[str, Allowance], own: Sequence[_Bound] = ()) -> None:
         """Compute the free capacity of these scopes, unless it is computed already."""
@@ -455,7 +418,7 @@ class LimitAdmission:
         self._buckets |= waitlist.add_scopes(self._capacity, new, found, self._now)
         owners: dict[str, set[int]] = {}
         for row in own:
-            owners.setdefault(row.queue, set()).add(row.tenant_id)
+            owners.setdefault(row.task.queue, set()).add(row.task.tenant_id)
         for scope in new:
             share = limits_scopes.shared(scope)
             if share is not None:

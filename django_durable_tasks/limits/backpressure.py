@@ -376,7 +376,12 @@ class _State:
         return True
 
     def _has_room(self, read: QueueSnapshot, queue: str, tenant_id: int) -> bool:
-        """Return whether the window of the queue and the shares of the tenant have a free place."""
+        """Return whether the window of the queue and the shares of the tenant have a free place.
+
+        The QUEUED and RUNNING tasks of a customer are counted by one index probe on the connection
+        of the caller. Tasks that other threads have just published may not be committed yet, so
+        those of the last _UNSEEN seconds are counted too.
+        """
         # Tasks that are due must not starve: new tasks leave half of the window to them.
         left = read.window(queue) // 2 if queue in self.behind else 0
         if read.capacity(queue) - left <= self.published[queue]:
@@ -386,16 +391,7 @@ class _State:
             and read.share(queue, tenant_id) <= self.published_of[queue, tenant_id]
         ):
             return False
-        return self._has_free_worker(queue, tenant_id, read.fleet)
-
-    def _has_free_worker(self, queue: str, tenant_id: int, fleet_now: Fleet) -> bool:
-        """Return whether a customer has fewer tasks QUEUED and RUNNING than it may have.
-
-        They are counted by one index probe on the connection of the caller. Tasks that other
-        threads have just published may not be committed yet, so those of the last _UNSEEN seconds
-        are counted too.
-        """
-        places = places_of_customer(queue, tenant_id, self.limit_config, fleet_now)
+        places = places_of_customer(queue, tenant_id, self.limit_config, read.fleet)
         if places is None:
             return True
         now = time.monotonic()
@@ -480,22 +476,18 @@ class RecentQueueState:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self.state = self._read_now()
+            since = time.monotonic() - _FORGOTTEN_AFTER
+            queues = frozenset([queue for queue, at in list(self._asked.items()) if at > since])
+            for queue in self._asked.keys() - queues:
+                self._asked.pop(queue, None)
+            with dedicated_connection():
+                limit_config, read = config.read(), snapshot(queues)
+                behind = late(queues, database_now() - timedelta(seconds=_BEHIND))
+            self.state = _State(time.monotonic(), read, limit_config, queues, behind)
+        except Error:
+            self.state = _State(time.monotonic())
         finally:
             self._lock.release()
-
-    def _read_now(self) -> _State:
-        since = time.monotonic() - _FORGOTTEN_AFTER
-        queues = frozenset([queue for queue, at in list(self._asked.items()) if at > since])
-        for queue in self._asked.keys() - queues:
-            self._asked.pop(queue, None)
-        try:
-            with dedicated_connection():
-                limit_config, found = config.read(), snapshot(queues)
-                behind = late(queues, database_now() - timedelta(seconds=_BEHIND))
-            return _State(time.monotonic(), found, limit_config, queues, behind)
-        except Error:
-            return _State(time.monotonic())
 
 
 class FastPath:

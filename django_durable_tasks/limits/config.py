@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from django_durable_tasks import conf, process_state, registry
@@ -130,19 +130,13 @@ class LimitConfig:
 
     def narrow(self, name: str, tenant_id: int, limit_key: str | None) -> list[str]:
         """Return the limited scopes that apply to this task in addition to those of its queue."""
-        found = [
-            scope
-            for scope in (
-                limits_scopes.scope_of_tenant(tenant_id),
-                limits_scopes.scope_of_task(name),
-            )
-            if scope in self.scopes or self.is_of_each_tenant(scope)
-        ]
-        if limit_key is not None and (
-            name in self.per_key or limits_scopes.scope_of_key(limit_key) in self.scopes
-        ):
-            found.append(limits_scopes.scope_of_key(limit_key))
-        return found
+        both = (limits_scopes.scope_of_tenant(tenant_id), limits_scopes.scope_of_task(name))
+        scopes = [s for s in both if s in self.scopes or self.is_of_each_tenant(s)]
+        if limit_key is not None:
+            keyed = limits_scopes.scope_of_key(limit_key)
+            if name in self.per_key or keyed in self.scopes:
+                scopes.append(keyed)
+        return scopes
 
     def shares_processes(self, queue: str, tenant_id: int) -> bool:
         """Return whether this tenant may occupy a part of the processes of a queue only, because it
@@ -269,18 +263,21 @@ def operators() -> dict[str, Allowance]:
 
 def read() -> LimitConfig:
     """Read the limits in force with four statements, and one more if a worker reports new names."""
-    options = {name: registry.get(name).options for name in registry.names()}
-    allowed = {
-        name: limits_scopes.per_key_of(one.rate_limit, one.max_concurrency)
-        for name, one in options.items()
-    }
-    per_key = {name: one for name, one in allowed.items() if one is not None}
+    per_key: dict[str, Allowance] = {}
+    for name in registry.names():
+        options = registry.get(name).options
+        allowance = limits_scopes.per_key_of(options.rate_limit, options.max_concurrency)
+        if allowance is not None:
+            per_key[name] = allowance
     scopes = {**coded(), **operators()}
     endpoints: dict[str, int] = {}
     for read in ENDPOINT_SOURCES.values():
         endpoints |= read()
     for scope, admitted in endpoints.items():
-        scopes[scope] = _at_most(admitted, scopes.get(scope, Allowance()))
+        other = scopes.get(scope, _UNLIMITED)
+        scopes[scope] = replace(
+            other, places=admitted if other.places is None else min(admitted, other.places)
+        )
     per_key |= _of_endpoints(scopes)
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
     names = process_state.of(WorkerNames).read()
@@ -322,11 +319,6 @@ def _filled(given: Allowance, other: Allowance) -> Allowance:
         other.places if given.places is None else given.places,
         other.rate if given.rate is None else given.rate,
     )
-
-
-def _at_most(places: int, allowed: Allowance) -> Allowance:
-    least = places if allowed.places is None else min(places, allowed.places)
-    return Allowance(least, allowed.rate)
 
 
 _MESSAGES_AT_ONCE = 2

@@ -6,7 +6,7 @@ Called by the admin and the command line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -162,45 +162,33 @@ class LimitUsage:
 def limit_usages() -> list[LimitUsage]:
     """Return every configured limit and every scope with waiting tasks, ordered by scope."""
     limit_config, found, now = config.read(), waitlist.count_usage(), database_now()
-    counts = (
-        tasks()
-        .waiting_for_limit()
-        .order_by()
-        .values_list("waiting_for_limit")
-        .annotate(number=Count("pk"), most=Max("weight"))
-    )
+    groups = tasks().waiting_for_limit().order_by().values_list("waiting_for_limit")
+    counts = groups.annotate(number=Count("pk"), most=Max("weight"))
     waiting = {scope: (number, most) for scope, number, most in counts if scope is not None}
     scopes = sorted({*limit_config.scopes, *waiting})
     allowed = {scope: release.allowed(scope, limit_config) for scope in scopes}
     rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
     buckets = waitlist.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
-    result = []
+    usages = []
     for scope in scopes:
-        one, (count, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
-        result.append(
-            LimitUsage(
-                scope=scope,
-                source=_source(scope, limit_config, operators),
-                max_concurrency=one.places,
-                taken=found.under_way[scope],
-                rate=str(one.rate or ""),
-                waiting=count,
-                tokens=(
-                    None
-                    if one.rate is None
-                    else round(min(buckets[scope].tokens, one.rate.holds(heaviest)), 3)
-                ),
-                too_heavy=(
-                    heaviest
-                    if one.heaviest is not None
-                    and heaviest > max(1, one.heaviest)
-                    and limits_scopes.worker_of(scope) is None
-                    else None
-                ),
-            )
+        limit, (count, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
+        usage = LimitUsage(
+            scope=scope,
+            source=_source(scope, limit_config, operators),
+            max_concurrency=limit.places,
+            taken=found.under_way[scope],
+            rate=str(limit.rate or ""),
+            waiting=count,
         )
-    return result
+        if limit.rate is not None:
+            tokens = min(buckets[scope].tokens, limit.rate.holds(heaviest))
+            usage = replace(usage, tokens=round(tokens, 3))
+        too_heavy = limit.heaviest is not None and heaviest > max(1, limit.heaviest)
+        if too_heavy and limits_scopes.worker_of(scope) is None:
+            usage = replace(usage, too_heavy=heaviest)
+        usages.append(usage)
+    return usages
 
 
 def limits_with_waiting_tasks() -> list[LimitUsage]:
@@ -222,21 +210,17 @@ def limit_waits(found: Sequence[LimitUsage]) -> list[str]:
         elif share is not None:
             shares.setdefault(share[0], []).append(limit.waiting)
         else:
-            texts.append(f"{waiting(limit.waiting)} for the limit {limit.scope}{_used(limit)}.")
+            used = ""
+            if limit.max_concurrency is not None:
+                used += f", {limit.taken} of {limit.max_concurrency} taken"
+            if limit.tokens is not None:
+                used += f", {limit.tokens:g} starts free at {limit.rate}"
+            texts.append(f"{waiting(limit.waiting)} for the limit {limit.scope}{used}.")
     return texts + [
         f"{waiting(sum(numbers))} for the shares of"
         f" {'1 tenant' if len(numbers) == 1 else f'{len(numbers)} tenants'} in queue {queue}."
         for queue, numbers in shares.items()
     ]
-
-
-def _used(limit: LimitUsage) -> str:
-    most = (
-        "" if limit.max_concurrency is None else f", {limit.taken} of {limit.max_concurrency} taken"
-    )
-    return most + (
-        f", {limit.tokens:g} starts free at {limit.rate}" if limit.tokens is not None else ""
-    )
 
 
 def _source(scope: str, limit_config: config.LimitConfig, operators: set[str]) -> str:

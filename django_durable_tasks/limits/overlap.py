@@ -39,20 +39,16 @@ def open_runs(keys: Iterable[Any]) -> dict[Any, list[Open]]:
     statements.
     """
     wanted, found = list(keys), defaultdict[Any, list[Open]](list)
-    rows = (
-        tables.tasks()
-        .with_overlap_keys(wanted)
-        .values_list("overlap_key", "pk", "status", "due_at")
-    )
+    columns = ("overlap_key", "pk", "status", "due_at")
+    rows = tables.tasks().with_overlap_keys(wanted).values_list(*columns)
     for overlap_key, task_id, status, due_at in rows:
         held = status == Status.PENDING and due_at is not None and due_at >= NEVER
         found[overlap_key].append(Open(task_id, running=status == Status.RUNNING, held=held))
     # Read after the tasks: between a task that succeeds and the workflow that it starts there is no
     # gap.
     for overlap_key, roots in occupied_by_workflows(wanted).items():
-        found[overlap_key] = [Open(root, running=True, workflow=True) for root in roots] + found[
-            overlap_key
-        ]
+        open_workflows = [Open(root, running=True, workflow=True) for root in roots]
+        found[overlap_key] = open_workflows + found[overlap_key]
     return found
 
 
@@ -63,12 +59,13 @@ def occupied_by_workflows(keys: Iterable[Any] | None = None) -> dict[str, list[u
     runs = WorkflowRun.objects.using(tables.database()).filter(
         recurring_task__isnull=False, fire_time__isnull=False, completed_at__isnull=True
     )
-    wanted = (
-        None if keys is None else {overlap_key for overlap_key in keys if overlap_key is not None}
-    )
-    schedules = None if wanted is None else {_schedule_of(overlap_key) for overlap_key in wanted}
-    if schedules is not None and None not in schedules:
-        runs = runs.filter(recurring_task__in=schedules)
+    wanted = None if keys is None else {key for key in keys if key is not None}
+    if wanted is not None:
+        # A key from a template is not that of one schedule: several may share it.
+        own = [_OWN.match(key) for key in wanted]
+        schedules = [uuid.UUID(match[1]) for match in own if match is not None]
+        if len(schedules) == len(own):
+            runs = runs.filter(recurring_task__in=schedules)
     roots: dict[tuple[Any, Any], set[uuid.UUID]] = defaultdict(set)
     for recurring_task, fire_time, root in runs.values_list("recurring_task", "fire_time", "root"):
         roots[recurring_task, fire_time].add(root)
@@ -80,20 +77,11 @@ def occupied_by_workflows(keys: Iterable[Any] | None = None) -> dict[str, list[u
         overlap_key__isnull=False,
     )
     found: dict[str, list[uuid.UUID]] = defaultdict(list)
-    for recurring_task, fire_time, overlap_key in starters.values_list(
-        "recurring_task", "fire_time", "overlap_key"
-    ):
+    columns = ("recurring_task", "fire_time", "overlap_key")
+    for recurring_task, fire_time, overlap_key in starters.values_list(*columns):
         if overlap_key is not None and (wanted is None or overlap_key in wanted):
             found[overlap_key] += sorted(roots.get((recurring_task, fire_time), ()))
     return {overlap_key: sorted(keys) for overlap_key, keys in found.items() if keys}
-
-
-def _schedule_of(overlap_key: str) -> uuid.UUID | None:
-    """Return the schedule whose own key this is; None for a key from a template, which several
-    schedules may share.
-    """
-    own = _OWN.match(overlap_key)
-    return uuid.UUID(own[1]) if own else None
 
 
 def admitted(claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
@@ -123,11 +111,9 @@ def return_to_pending(epochs: dict[uuid.UUID, int]) -> int:
     """Return QUEUED tasks of these epochs to PENDING, where they wait for their overlap key; return
     how many.
     """
-    return (
-        transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), NEVER, epochs)
-        if epochs
-        else 0
-    )
+    if not epochs:
+        return 0
+    return transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), NEVER, epochs)
 
 
 def release(limit: int) -> int:
@@ -143,15 +129,12 @@ def release(limit: int) -> int:
         keys = _keys_of(waiting.exclude(overlap_key__in=list(taken)), limit)
     if not keys:
         return 0
-    free = [
-        tasks[0].task_id for tasks in open_runs(keys).values() if all(task.held for task in tasks)
-    ]
+    runs = open_runs(keys).values()
+    free = [tasks[0].task_id for tasks in runs if all(task.held for task in tasks)]
+    if not free:
+        return 0
     releasable = tables.tasks().waiting_for_overlap().filter(pk__in=free)
-    return (
-        transitions.edit(releasable, len(free), due_at=Greatest("run_at", DatabaseNow()))
-        if free
-        else 0
-    )
+    return transitions.edit(releasable, len(free), due_at=Greatest("run_at", DatabaseNow()))
 
 
 def _keys_of(waiting: TaskQuerySet, limit: int) -> list[Any]:

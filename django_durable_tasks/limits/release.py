@@ -73,35 +73,32 @@ class FreeCapacity:
         of a limited queue. Half of a window is enough to keep every worker busy.
         """
         due = tables.tasks().due_alone(self._now)
-        queries = {queue: due.filter(queue=queue) for queue in sharing if queue not in self._given}
-        due_counts = Counter(
-            row[0] for row in waitlist.first(queries, self._relevant_due, ("queue",))
-        ) + Counter(self._given)
+        queries = [
+            (due.filter(queue=queue), self._relevant_due(queue))
+            for queue in sharing
+            if queue not in self._given
+        ]
+        due_counts = Counter(queue for (queue,) in tables.first_of_each(queries, ("queue",)))
+        due_counts.update(self._given)
+        places, tokens = self.capacity.places, self.capacity.tokens
         for queue, tenants in sharing.items():
-            number, wide, turns = (
-                due_counts[queue],
-                self._limit_config.wide(queue),
-                self._limit_config.takes_turns(queue),
-            )
-            window = self._window(queue)
-            self.capacity.places[limits_scopes.scope_of_window(queue)] = (
-                window // 2 if number and not turns else window
-            )
+            number, wide = due_counts[queue], self._limit_config.wide(queue)
+            turns, window = self._limit_config.takes_turns(queue), self._window(queue)
+            if number and not turns:
+                window //= 2
+            places[limits_scopes.scope_of_window(queue)] = window
             for scope in wide if turns else ():
-                self._take(scope, number)
+                if scope in places:
+                    places[scope] -= number
+                if scope in tokens:
+                    tokens[scope] = min(tokens[scope], self.capacity.rates[scope].holds()) - number
             only_tenant = len(tenants) == 1 and not number and bool(wide)
             all_tenants = self._found.tenants(queue) | tenants
+            each = _WIDE_SHARE if turns else -(-window // len(tenants))
             for tenant in tenants:
-                scope = limits_scopes.scope_of_share(queue, tenant)
                 fair = free_of_share((queue, tenant), self._limit_config, self._found, all_tenants)
-                each = (
-                    _WIDE_SHARE
-                    if turns
-                    else -(
-                        -self.capacity.places[limits_scopes.scope_of_window(queue)] // len(tenants)
-                    )
-                )
-                self.capacity.places[scope] = _WIDE_SHARE if only_tenant else min(fair, each)
+                scope = limits_scopes.scope_of_share(queue, tenant)
+                places[scope] = _WIDE_SHARE if only_tenant else min(fair, each)
 
     def _relevant_due(self, queue: str) -> int:
         """Return how many due tasks of a queue have to be read: more than the capacity are not
@@ -113,14 +110,6 @@ class FreeCapacity:
             if (capacity := self.capacity.left(scope)) is not None
         ]
         return max(1, min([AHEAD, *left])) if self._limit_config.takes_turns(queue) else 1
-
-    def _take(self, scope: str, number: int) -> None:
-        if scope in self.capacity.places:
-            self.capacity.places[scope] -= number
-        if scope in self.capacity.tokens:
-            self.capacity.tokens[scope] = (
-                min(self.capacity.tokens[scope], self.capacity.rates[scope].holds()) - number
-            )
 
     def _is_closed(self, queue: str) -> bool:
         """Return whether the queue is paused, or has no worker that could start its tasks while
@@ -355,7 +344,14 @@ def select_round_robin(
     claimed. Locks only the tasks that it makes wait.
     """
     shares = set(admission.waiting_shares(queue, limit, _turns().last_share.get(queue, "")))
-    free, given = _tokens(current, queue, now), list[uuid.UUID]()
+    rates = {
+        scope: rate for scope in current.wide(queue) if (rate := current.of(scope).rate) is not None
+    }
+    buckets, given = waitlist.buckets(rates, now), list[uuid.UUID]()
+    free = min(
+        limits_scopes.whole(min(buckets[scope].tokens, rate.holds()))
+        for scope, rate in rates.items()
+    )
     for _ in range(_PASSES):
         due = admission.next_due([queue], now, AHEAD)
         if not shares and len(due) <= free:
@@ -377,16 +373,6 @@ def select_round_robin(
             break
     plan = plan_release(sorted(shares), now, limit, {queue: len(given)})
     return given + _release(plan, limit)
-
-
-def _tokens(current: LimitConfig, queue: str, now: datetime) -> int:
-    rates = {
-        scope: rate for scope in current.wide(queue) if (rate := current.of(scope).rate) is not None
-    }
-    found = waitlist.buckets(rates, now)
-    return min(
-        limits_scopes.whole(min(found[scope].tokens, rate.holds())) for scope, rate in rates.items()
-    )
 
 
 @dataclass(slots=True)
@@ -446,30 +432,19 @@ def plan_release(
     for row in of.values():
         waiting[row.waiting_for_limit].append(free.request(row))
     chosen, elsewhere = limits_scopes.select_releasable(waiting, free.capacity, limit)
+    # The first scope that refused a task, for which it can wait. A window is none of these: it has
+    # capacity again soon.
+    window = limits_scopes.scope_of_window("")
     blocked = {
-        of[task_id].pk: scope
+        of[task_id].pk: lasting[0].partition(SEPARATOR)[0]
         for task_id, full in elsewhere.items()
-        if (scope := _waiting_scope(full)) is not None
+        if (lasting := [scope for scope in full if not scope.startswith(window)])
     }
     return ReleasePlan(
         {of[task_id].pk: of[task_id].waiting_for_limit for task_id in chosen},
         blocked,
         list(late),
         not current.has_wide and all(free.only_endings_free(scope, waiting) for scope in scopes),
-    )
-
-
-def _waiting_scope(full: Sequence[str]) -> str | None:
-    """Return the first scope for which a task can wait; not a window, which has capacity again
-    soon.
-    """
-    return next(
-        (
-            scope.partition(SEPARATOR)[0]
-            for scope in full
-            if not scope.startswith(limits_scopes.scope_of_window(""))
-        ),
-        None,
     )
 
 
@@ -517,6 +492,7 @@ def aging_steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
     since = now - timedelta(seconds=wait)
     late = [queue for queue, head in heads().items() if head <= since]
     scopes = process_state.of(AgingCursor).next(_SCOPES)
+    each = -(-limit // max(1, len(scopes)))
     # Start with the highest priority, so that a task that was just raised is not raised again.
     for priority in range(_HIGHEST - 1, -1, -1):
         level = tables.tasks().published_alone().filter(priority=priority)
@@ -524,22 +500,17 @@ def aging_steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
             yield transitions.age(
                 level.filter(queue=queue, due_at__lte=since).order_by("due_at"), limit
             )
-        if scopes:
-            yield _age_waiting(scopes, priority, since, limit)
-
-
-def _age_waiting(scopes: Sequence[str], priority: int, since: datetime, limit: int) -> int:
-    """Raise the oldest waiting tasks of each scope that were due before ``since``. Reads at most
-    ``limit``.
-    """
-    of_priority = tables.tasks().filter(priority=priority)
-    waiting = {
-        scope: of_priority.waiting_for_scope(scope).order_by("ready_at", "id") for scope in scopes
-    }
-    each = -(-limit // len(scopes))
-    ids = [
-        task_id
-        for task_id, ready_at in waitlist.first(waiting, lambda _: each, ("pk", "ready_at"))
-        if ready_at is None or ready_at <= since
-    ]
-    return transitions.age(tables.tasks().filter(pk__in=ids), len(ids)) if ids else 0
+        if not scopes:
+            continue
+        # The oldest waiting tasks of each scope, of which at most ``limit`` are read.
+        of_priority = tables.tasks().filter(priority=priority)
+        oldest = [
+            (of_priority.waiting_for_scope(scope).order_by("ready_at", "id"), each)
+            for scope in scopes
+        ]
+        ids = [
+            task_id
+            for task_id, ready_at in tables.first_of_each(oldest, ("pk", "ready_at"))
+            if ready_at is None or ready_at <= since
+        ]
+        yield transitions.age(tables.tasks().filter(pk__in=ids), len(ids)) if ids else 0

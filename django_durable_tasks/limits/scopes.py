@@ -234,8 +234,10 @@ class Allowance:
     @property
     def heaviest(self) -> int | None:
         """Return the largest weight that can ever be admitted; None if there is no maximum."""
-        burst = [int(self.rate.burst)] if self.rate is not None and self.rate.fixed else []
-        return min([*burst, *([] if self.places is None else [self.places])], default=None)
+        most = [] if self.places is None else [self.places]
+        if self.rate is not None and self.rate.fixed:
+            most.append(int(self.rate.burst))
+        return min(most, default=None)
 
 
 def per_key_of(rate_limit: object, max_concurrency: object) -> Allowance | None:
@@ -373,7 +375,9 @@ class Capacity:
         """Return whether the scope lacks capacity for this task, apart from what is reserved for
         the task ahead of it.
         """
-        needs = request.in_scope(scope) + self._kept(scope, request)
+        needs, ahead = request.in_scope(scope), self.ahead.get(scope)
+        if ahead is not None and ahead.row != request.row and ahead.turn < request.turn:
+            needs += ahead.weight
         if scope in self.closed or self.places.get(scope, needs) < needs:
             return True
         return scope in self.tokens and whole(self._tokens(scope, request)) < needs
@@ -403,20 +407,9 @@ class Capacity:
 
     def forget(self, request: AdmissionRequest, but: str | None = None) -> None:
         """Remove the reservations for this task, except in one scope."""
-        for scope in [
-            scope
-            for scope, ahead in self.ahead.items()
-            if ahead.row == request.row and scope != but
-        ]:
-            del self.ahead[scope]
-
-    def _kept(self, scope: str, request: AdmissionRequest) -> int:
-        ahead = self.ahead.get(scope)
-        return (
-            ahead.weight
-            if ahead is not None and ahead.row != request.row and ahead.turn < request.turn
-            else 0
-        )
+        for scope, ahead in list(self.ahead.items()):
+            if ahead.row == request.row and scope != but:
+                del self.ahead[scope]
 
     def _tokens(self, scope: str, request: AdmissionRequest) -> float:
         tokens, rate, ahead = self.tokens[scope], self.rates.get(scope), self.ahead.get(scope)

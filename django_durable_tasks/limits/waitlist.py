@@ -19,7 +19,7 @@ from django_durable_tasks.limits.scopes import AdmissionRequest, Allowance, Buck
 from django_durable_tasks.models import LimitBucket
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.limits import LOCK
-from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import aware, database_now
 from django_durable_tasks.store.connections import bound_transaction
@@ -91,27 +91,18 @@ class Usage:
         """Return the tenants with QUEUED or RUNNING tasks in a queue."""
         return {tenant for tenant, number in self.of_tenants[queue].items() if number > 0}
 
-    def add(
-        self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
-    ) -> None:
-        """Add a QUEUED task to the counts."""
-        self.queued[queue][tenant_id] += 1
-        self.of_tenants[queue][tenant_id] += 1
-        self.add_weight(scopes_of(name, queue, tenant_id, limit_key), weight)
+    def add(self, task: Any, sign: int = 1) -> None:
+        """Add a QUEUED task to the counts; with the ``sign`` -1, subtract it."""
+        self.queued[task.queue][task.tenant_id] += sign
+        self.of_tenants[task.queue][task.tenant_id] += sign
+        scopes = scopes_of(task.name, task.queue, task.tenant_id, task.limit_key)
+        self.add_weight(scopes, sign * task.weight)
 
     def add_weight(self, scopes: Iterable[str], weight: int) -> None:
         """Add this weight, which may be negative, to the usage of scopes."""
         under_way = self.under_way
         for scope in scopes:
             under_way[scope] = under_way.get(scope, 0) + weight
-
-    def leave_out(
-        self, name: str, queue: str, tenant_id: int, limit_key: str | None, weight: int
-    ) -> None:
-        """Subtract a QUEUED task from the counts."""
-        self.queued[queue][tenant_id] -= 1
-        self.of_tenants[queue][tenant_id] -= 1
-        self.add_weight(scopes_of(name, queue, tenant_id, limit_key), -weight)
 
 
 def scopes_of(name: str, queue: str, tenant_id: int, limit_key: str | None) -> list[str]:
@@ -179,7 +170,13 @@ def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
         if limits_scopes.accumulated(bucket, rates[scope], now).at < bucket.at
     ]
     if ahead:
-        _reset_clock(ahead)
+        with tables.atomic():
+            lock_limits()
+            clock = database_now()
+            reset_before = clock + timedelta(seconds=limits_scopes.A_NEW_CLOCK)
+            LimitBucket.objects.using(tables.database()).filter(
+                pk__in=sorted(ahead), refilled_at__gt=reset_before
+            ).update(refilled_at=clock)
         stored = _stored(rates)
     return _refilled(stored, rates, now)
 
@@ -232,16 +229,6 @@ def _refilled(
         scope: limits_scopes.accumulated(stored.get(scope), rate, now)
         for scope, rate in rates.items()
     }
-
-
-def _reset_clock(scopes: Collection[str]) -> None:
-    with tables.atomic():
-        lock_limits()
-        now = database_now()
-        these = LimitBucket.objects.using(tables.database()).filter(pk__in=sorted(scopes))
-        these.filter(refilled_at__gt=now + timedelta(seconds=limits_scopes.A_NEW_CLOCK)).update(
-            refilled_at=now
-        )
 
 
 # Reads the waitlists of limits: the scopes with waiting tasks, and the first tasks of each scope.
@@ -378,7 +365,17 @@ def _read(asked: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
     """Return the tasks of these parts of waitlists."""
     tasks = tables.tasks()
     of_scope = tasks.reserved_for_scope if released_too else tasks.waiting_for_scope
-    queries = [(_within(of_scope(part.scope), part), part.number) for part in asked]
+    queries = []
+    for part in asked:
+        queryset = of_scope(part.scope)
+        if part.least == part.most:
+            queryset = queryset.filter(priority=part.least)
+        elif part.least or part.most < URGENT:
+            queryset = queryset.filter(priority__range=(part.least, part.most))
+        if part.past != _LONG_AGO:
+            later = Q(ready_at__gt=part.past) | Q(ready_at=part.past, pk__gt=part.past_id)
+            queryset = queryset.filter(later)
+        queries.append((queryset, part.number))
     return [WaitingTask._make(row) for row in tables.first_of_each(queries, WaitingTask._fields)]
 
 
@@ -388,28 +385,9 @@ def _read_in_one_statement(asked: Sequence[_Part], *, released_too: bool) -> lis
         return []
     columns = (list(column) for column in zip(*asked, strict=True))
     names = ("scopes", "numbers", "leasts", "mosts", "pasts", "past_ids")
-    given: dict[str, Any] = dict(zip(names, columns, strict=True))
-    given |= {"never": NEVER, "released": released_too}
-    return [WaitingTask._make(row) for row in tables.read(sql("waitlists"), given)]
-
-
-def _within(tasks: TaskQuerySet, part: _Part) -> TaskQuerySet:
-    if part.least == part.most:
-        tasks = tasks.filter(priority=part.least)
-    elif part.least or part.most < URGENT:
-        tasks = tasks.filter(priority__range=(part.least, part.most))
-    if part.past == _LONG_AGO:
-        return tasks
-    return tasks.filter(Q(ready_at__gt=part.past) | Q(ready_at=part.past, pk__gt=part.past_id))
-
-
-def first(
-    queries: Mapping[str, TaskQuerySet], number: Callable[[str], int], columns: Sequence[str]
-) -> list[Any]:
-    """Return these columns of the first ``number(key)`` rows of each query; one statement for many
-    queries.
-    """
-    return tables.first_of_each(((query, number(name)) for name, query in queries.items()), columns)
+    parameters: dict[str, Any] = dict(zip(names, columns, strict=True))
+    parameters |= {"never": NEVER, "released": released_too}
+    return [WaitingTask._make(row) for row in tables.read(sql("waitlists"), parameters)]
 
 
 _NOW = datetime.max.replace(tzinfo=UTC)

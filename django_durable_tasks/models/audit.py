@@ -8,16 +8,17 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
-from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.fields import (
+    ExactCharField,
+    InstantField,
+    StatementTime,
+    choices_of,
+)
+from django_durable_tasks.models.guarded import GuardedModel, TenantQuerySet
 
 
-class AuditEntryQuerySet(GuardedQuerySet["AuditEntry"]):
+class AuditEntryQuerySet(TenantQuerySet["AuditEntry"]):
     """The queryset of audit entries."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Entries of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def of_object(self, object_type: str, object_id: Any) -> Self:
         """Entries about this object alone."""
@@ -47,9 +48,7 @@ class AuditEntry(GuardedModel):
         related_name="+",
         help_text=_("Empty for objects of the whole installation, such as limits."),
     )
-    source = ExactCharField(
-        _("source"), max_length=8, choices=[(one.value, one.value) for one in AuditSource]
-    )
+    source = ExactCharField(_("source"), max_length=8, choices=choices_of(AuditSource))
     actor = ExactCharField(_("actor"), max_length=200, blank=True, default="")
     operation = ExactCharField(_("operation"), max_length=60)
     object_type = ExactCharField(_("object type"), max_length=20)

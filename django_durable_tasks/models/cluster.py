@@ -11,7 +11,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.models.fields import ExactCharField, InstantField
+from django_durable_tasks.models.fields import ExactCharField, InstantField, choices_of
 
 # Node: a scheduler or worker process under its random boot id; a restart is a new node.
 
@@ -52,7 +52,7 @@ class Node(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = ExactCharField(_("name"), max_length=255)
-    kind = ExactCharField(_("kind"), max_length=9, choices=[(k.value, k.value) for k in NodeKind])
+    kind = ExactCharField(_("kind"), max_length=9, choices=choices_of(NodeKind))
     host = ExactCharField(_("host"), max_length=255)
     pid = models.IntegerField(_("process id"))
     version = ExactCharField(_("version"), max_length=50)
@@ -278,7 +278,7 @@ class BatchMessage(models.Model):
         verbose_name_plural = _("batch messages")
         ordering: ClassVar = ["queue", "name"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["queue", "name"], name="durable_one_batch_message"),
+            models.UniqueConstraint(fields=["queue", "name"], name="durable_one_batch_message")
         ]
 
     def __str__(self) -> str:

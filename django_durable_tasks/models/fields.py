@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -61,6 +63,11 @@ def is_free_text(column: models.Field[Any, Any]) -> bool:
     if isinstance(column, models.CharField):
         return not column.choices and (column.max_length or 0) >= _SENTENCE
     return isinstance(column, models.TextField)
+
+
+def choices_of(values: Iterable[StrEnum]) -> list[tuple[str, str]]:
+    """Return the values of an enum as ``choices``, each shown as it is stored."""
+    return [(choice.value, choice.value) for choice in values]
 
 
 def constant(value: Any) -> Any:
@@ -157,15 +164,17 @@ def _whole(schema_editor: BaseDatabaseSchemaEditor) -> bool:
 
 class PartialIndex(models.Index):
     """An index on the rows of ``where``; on a database without partial indexes, one on the
-    ``elsewhere`` fields.
+    ``elsewhere`` fields, by default the same ones.
 
     ``where`` is not passed as Django's ``condition``, whose check warns that such a database has no
     index.
     """
 
-    def __init__(self, *, where: models.Q, elsewhere: tuple[str, ...], **options: Any) -> None:
-        self.where, self.elsewhere = where, tuple(elsewhere)
+    def __init__(
+        self, *, where: models.Q, elsewhere: tuple[str, ...] | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
+        self.where, self.elsewhere = where, tuple(elsewhere or self.fields)
 
     def deconstruct(self) -> Any:
         """Add the two additional arguments for migrations."""

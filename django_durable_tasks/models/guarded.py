@@ -110,6 +110,14 @@ class GuardedQuerySet(models.QuerySet[M]):
             raise _refusal(self.model, method)
 
 
+class TenantQuerySet(GuardedQuerySet[M]):
+    """A guarded queryset of rows that belong to tenants."""
+
+    def for_tenant(self, tenant: Any) -> Self:
+        """Rows of this tenant (a Tenant or its id)."""
+        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+
 def _refusal(model: type[models.Model], method: str) -> GuardedModelError:
     instead: str = getattr(model, "instead", "")
     return GuardedModelError(

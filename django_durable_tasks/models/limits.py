@@ -19,10 +19,7 @@ class Limit(models.Model):
     """The concurrency limit and the rate limit of one scope."""
 
     scope = ExactCharField(
-        _("scope"),
-        primary_key=True,
-        max_length=240,
-        help_text=f"{SCOPE_FORMS}.",
+        _("scope"), primary_key=True, max_length=240, help_text=f"{SCOPE_FORMS}."
     )
     max_concurrency = models.IntegerField(
         _("max concurrency"),

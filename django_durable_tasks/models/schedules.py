@@ -32,10 +32,16 @@ from django_durable_tasks.models.fields import (
     PartialIndex,
     PresentUnique,
     StatementTime,
+    choices_of,
 )
-from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
+from django_durable_tasks.models.guarded import (
+    GuardedModel,
+    GuardedQuerySet,
+    TenantQuerySet,
+    alters_data,
+)
 from django_durable_tasks.models.tasks import target_config, uuid7
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
+from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID, tenant_key
 
 # RecurringTask: a schedule, and its queryset, which only reads.
 #
@@ -49,16 +55,8 @@ def new_recurring_task_id() -> uuid.UUID:
     return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
 
 
-def _choices(words: Any) -> list[tuple[str, str]]:
-    return [(word.value, word.value) for word in words]
-
-
-class RecurringTaskQuerySet(GuardedQuerySet["RecurringTask"]):
+class RecurringTaskQuerySet(TenantQuerySet["RecurringTask"]):
     """The queryset of schedules; it can be filtered further and passed to operations."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Schedules of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def active(self) -> Self:
         """Schedules that fire."""
@@ -98,20 +96,13 @@ class RecurringTask(GuardedModel):
     )
 
     id = models.UUIDField(primary_key=True, default=new_recurring_task_id, editable=False)
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    tenant = tenant_key()
     name = ExactCharField(_("name"), max_length=200)
     description = ExactCharField(_("description"), max_length=500, blank=True, default="")
     status = ExactCharField(
         _("status"),
         max_length=9,
-        choices=_choices(RecurringStatus),
+        choices=choices_of(RecurringStatus),
         default=RecurringStatus.ACTIVE.value,
     )
     status_reason = ExactCharField(_("status reason"), max_length=200, blank=True, default="")
@@ -137,7 +128,7 @@ class RecurringTask(GuardedModel):
     target_type = ExactCharField(
         _("target type"),
         max_length=13,
-        choices=_choices(TargetType),
+        choices=choices_of(TargetType),
         default=TargetType.CELERY_TASK.value,
     )
 
@@ -171,7 +162,7 @@ class RecurringTask(GuardedModel):
     catch_up_mode = ExactCharField(
         _("catch-up mode"),
         max_length=14,
-        choices=_choices(CatchUp),
+        choices=choices_of(CatchUp),
         default=CatchUp.RUN_ONE_NOW.value,
     )
     misfire_grace = models.FloatField(_("misfire grace"), default=60.0, help_text=_("Seconds."))
@@ -182,14 +173,14 @@ class RecurringTask(GuardedModel):
     catchup_order = ExactCharField(
         _("catch-up order"),
         max_length=6,
-        choices=_choices(CatchUpOrder),
+        choices=choices_of(CatchUpOrder),
         default=CatchUpOrder.OLDEST.value,
     )
     catchup_pace = models.FloatField(
         _("catch-up pace"), default=0.0, help_text=_("Seconds between two such runs.")
     )
     overlap = ExactCharField(
-        _("overlap"), max_length=15, choices=_choices(Overlap), default=Overlap.SKIP.value
+        _("overlap"), max_length=15, choices=choices_of(Overlap), default=Overlap.SKIP.value
     )
     overlap_key = ExactCharField(
         _("overlap key"),
@@ -248,13 +239,11 @@ class RecurringTask(GuardedModel):
             PartialIndex(
                 fields=["next_run_at"],
                 where=Q(next_run_at__isnull=False),
-                elsewhere=("next_run_at",),
                 name="durable_recurring_next",
             ),
             PartialIndex(
                 fields=["encryption_key", "id"],
                 where=Q(encryption_key__isnull=False),
-                elsewhere=("encryption_key", "id"),
                 name="durable_recurring_encryption",
             ),
         ]
@@ -354,12 +343,8 @@ class RecurringTask(GuardedModel):
 # and reason.
 
 
-class OccurrenceQuerySet(GuardedQuerySet["OccurrenceRecord"]):
+class OccurrenceQuerySet(TenantQuerySet["OccurrenceRecord"]):
     """The queryset of ledger entries."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Entries of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def single(self) -> Self:
         """Entries of single fire times."""
@@ -391,14 +376,7 @@ class OccurrenceRecord(GuardedModel):
     )
 
     id = models.BigAutoField(primary_key=True)
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    tenant = tenant_key()
     recurring_task = models.ForeignKey(
         "django_durable_tasks.RecurringTask",
         models.CASCADE,
@@ -412,9 +390,7 @@ class OccurrenceRecord(GuardedModel):
     count_is_exact = models.BooleanField(_("count is exact"), default=True)
     unique_fire_time = InstantField(null=True, editable=False)
     effective_at = InstantField(_("effective at"), null=True, blank=True)
-    outcome = ExactCharField(
-        _("outcome"), max_length=16, choices=[(one.value, one.value) for one in FireOutcome]
-    )
+    outcome = ExactCharField(_("outcome"), max_length=16, choices=choices_of(FireOutcome))
     reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
     task = models.ForeignKey(
         "django_durable_tasks.Task",
@@ -447,7 +423,6 @@ class OccurrenceRecord(GuardedModel):
             PartialIndex(
                 fields=["recurring_task", "fire_time"],
                 where=Q(unique_fire_time__isnull=True),
-                elsewhere=("recurring_task", "fire_time"),
                 name="durable_occurrence_ranges",
             )
         ]
@@ -476,7 +451,7 @@ class OccurrenceOverride(GuardedModel):
         related_name="overrides",
     )
     fire_time = InstantField(_("fire time"))
-    action = ExactCharField(_("action"), max_length=4, choices=[(a.value, a.value) for a in Action])
+    action = ExactCharField(_("action"), max_length=4, choices=choices_of(Action))
     move_to = InstantField(_("move to"), null=True, blank=True)
     reason = ExactCharField(_("reason"), max_length=200, blank=True, default="")
     by = ExactCharField(_("by"), max_length=200, blank=True, default="")
@@ -558,14 +533,7 @@ class Calendar(GuardedModel):
     instead: ClassVar[str] = "Use Calendar.objects.upsert(...) and Calendar.objects.remove(name)."
 
     id = models.BigAutoField(primary_key=True)
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    tenant = tenant_key()
     name = ExactCharField(_("name"), max_length=200)
     description = ExactCharField(_("description"), max_length=500, blank=True, default="")
     working_days = models.JSONField(
@@ -616,10 +584,7 @@ class CalendarDay(GuardedModel):
     )
     date = models.DateField(_("date"))
     kind = ExactCharField(
-        _("kind"),
-        max_length=6,
-        choices=[(k.value, k.value) for k in DayKind],
-        default=DayKind.CLOSED.value,
+        _("kind"), max_length=6, choices=choices_of(DayKind), default=DayKind.CLOSED.value
     )
     until = models.TimeField(_("open until"), null=True, blank=True)
     name = ExactCharField(_("name"), max_length=200, blank=True, default="")

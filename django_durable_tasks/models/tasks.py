@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
@@ -37,19 +37,47 @@ from django_durable_tasks.models.fields import (
     PresentUnique,
     StatementTime,
     UnindexedIn,
+    choices_of,
 )
-from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, alters_data
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
+from django_durable_tasks.models.guarded import (
+    GuardedModel,
+    GuardedQuerySet,
+    TenantQuerySet,
+    alters_data,
+)
+from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID, tenant_key
 
-# The operations on the tasks of a queryset; ``by`` (who) and ``reason`` (why) are stored in the
-# tasks.
+# Querysets of tasks, for schedulers, workers and operators.
 
 
-M = TypeVar("M", bound=models.Model)
+NEVER = datetime(9000, 1, 1, tzinfo=UTC)
+"""``due_at`` of a PENDING task that waits for its overlap key or for a limit.
+
+A sentinel and not NULL: a CHECK constraint requires a ``due_at`` of every PENDING task, and a range
+of the index on ``due_at`` leaves out the tasks that wait.
+"""
 
 
-class TaskActions(GuardedQuerySet[M]):
-    """Changes those tasks of the queryset whose status allows it; the others are left unchanged."""
+STATUSES_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
+
+
+def new_task_id() -> uuid.UUID:
+    """Return a new UUIDv7."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+def new_task_ids(number: int) -> list[uuid.UUID]:
+    """Return new UUIDv7s of one millisecond."""
+    unix_ms, randomness = time.time_ns() // 1_000_000, os.urandom(10 * number)
+    return [uuid7(unix_ms, randomness[at : at + 10]) for at in range(0, 10 * number, 10)]
+
+
+class TaskQuerySet(TenantQuerySet["Task"]):
+    """The queryset of tasks; it can be filtered further and passed to operations.
+
+    The operations change those of the tasks whose status allows it; ``by`` (who) and ``reason``
+    (why) are stored in the tasks.
+    """
 
     @alters_data
     def replay(
@@ -111,39 +139,6 @@ class TaskActions(GuardedQuerySet[M]):
         """
         rows: TaskQuerySet = Task.objects.using(conf.settings().DATABASE)
         return rows.filter(pk__in=self.using(rows.db).order_by().values("pk"))
-
-
-# Querysets of tasks, for schedulers, workers and operators.
-
-
-NEVER = datetime(9000, 1, 1, tzinfo=UTC)
-"""``due_at`` of a PENDING task that waits for its overlap key or for a limit.
-
-A sentinel and not NULL: a CHECK constraint requires a ``due_at`` of every PENDING task, and a range
-of the index on ``due_at`` leaves out the tasks that wait.
-"""
-
-
-STATUSES_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
-
-
-def new_task_id() -> uuid.UUID:
-    """Return a new UUIDv7."""
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
-
-
-def new_task_ids(number: int) -> list[uuid.UUID]:
-    """Return new UUIDv7s of one millisecond."""
-    unix_ms, randomness = time.time_ns() // 1_000_000, os.urandom(10 * number)
-    return [uuid7(unix_ms, randomness[at : at + 10]) for at in range(0, 10 * number, 10)]
-
-
-class TaskQuerySet(TaskActions["Task"]):
-    """The queryset of tasks; it can be filtered further and passed to operations."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Tasks of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def open(self) -> Self:
         """Tasks that have not ended."""
@@ -272,8 +267,7 @@ class TaskQuerySet(TaskActions["Task"]):
     def with_over(self) -> Self:
         """The same tasks; queries may name as ``over`` when their expected duration has passed."""
         over = models.ExpressionWrapper(
-            models.F("started_at") + models.F("expected_duration"),
-            output_field=InstantField(),
+            models.F("started_at") + models.F("expected_duration"), output_field=InstantField()
         )
         return self.alias(over=over)
 
@@ -339,14 +333,7 @@ class Task(GuardedModel):
     )
 
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    tenant = tenant_key()
     name = ExactCharField(_("name"), max_length=200)
     queue = ExactCharField(_("queue"), max_length=200)
     priority = models.SmallIntegerField(
@@ -356,7 +343,7 @@ class Task(GuardedModel):
     kwargs = EncryptedJSONField(_("keyword arguments"), default=dict)
     options = models.JSONField(_("overridden options"), null=True, blank=True)
 
-    status = ExactCharField(_("status"), max_length=9, choices=[(s.value, s.value) for s in Status])
+    status = ExactCharField(_("status"), max_length=9, choices=choices_of(Status))
     status.register_lookup(UnindexedIn)
     run_at = InstantField(_("run at"), help_text=_("Earliest start, as it was asked for."))
     due_at = InstantField(_("due at"), null=True, blank=True)
@@ -377,10 +364,7 @@ class Task(GuardedModel):
     max_attempts = models.IntegerField(_("max attempts"), db_default=5)
     max_crashes = models.IntegerField(_("max crashes"), db_default=3)
     on_orphan = ExactCharField(
-        _("on orphan"),
-        max_length=11,
-        choices=[(o.value, o.value) for o in OnOrphan],
-        db_default=OnOrphan.RETRY.value,
+        _("on orphan"), max_length=11, choices=choices_of(OnOrphan), db_default=OnOrphan.RETRY.value
     )
     expected_duration = models.DurationField(_("expected duration"), null=True, blank=True)
 
@@ -403,7 +387,7 @@ class Task(GuardedModel):
     target_type = ExactCharField(
         _("target type"),
         max_length=13,
-        choices=[(kind.value, kind.value) for kind in TargetType],
+        choices=choices_of(TargetType),
         db_default=TargetType.CELERY_TASK.value,
     )
     time_zone = ExactCharField(_("time zone"), max_length=64, db_default="", blank=True)
@@ -435,7 +419,7 @@ class Task(GuardedModel):
     on_upstream_failure = ExactCharField(
         _("on upstream failure"),
         max_length=4,
-        choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
+        choices=choices_of(OnUpstreamFailure),
         db_default=OnUpstreamFailure.SKIP.value,
     )
     cause = models.UUIDField(
@@ -525,19 +509,12 @@ class Task(GuardedModel):
             PartialIndex(
                 fields=["unique_key"],
                 where=Q(unique_key__isnull=False),
-                elsewhere=("unique_key",),
                 name="durable_task_unique_key",
             ),
-            PartialIndex(
-                fields=["key"],
-                where=Q(key__isnull=False),
-                elsewhere=("key",),
-                name="durable_task_key",
-            ),
+            PartialIndex(fields=["key"], where=Q(key__isnull=False), name="durable_task_key"),
             PartialIndex(
                 fields=["recurring_task", "fire_time"],
                 where=Q(recurring_task__isnull=False),
-                elsewhere=("recurring_task", "fire_time"),
                 name="durable_task_recurring",
             ),
             PartialIndex(
@@ -549,19 +526,14 @@ class Task(GuardedModel):
             PartialIndex(
                 fields=["status", "completed_at"],
                 where=Q(completed_at__isnull=False, workflow__isnull=True),
-                elsewhere=("status", "completed_at"),
                 name="durable_task_ended",
             ),
             PartialIndex(
-                fields=["workflow"],
-                where=Q(workflow__isnull=False),
-                elsewhere=("workflow",),
-                name="durable_task_workflow",
+                fields=["workflow"], where=Q(workflow__isnull=False), name="durable_task_workflow"
             ),
             PartialIndex(
                 fields=["waiting_for_limit", "-priority", "ready_at", "id"],
                 where=Q(waiting_for_limit__isnull=False),
-                elsewhere=("waiting_for_limit", "-priority", "ready_at", "id"),
                 name="durable_task_waiting",
             ),
             # For the lists of one tenant. The rows of the default tenant are read by the primary
@@ -569,13 +541,11 @@ class Task(GuardedModel):
             PartialIndex(
                 fields=["tenant", "id"],
                 where=Q(tenant__gt=DEFAULT_TENANT_ID),
-                elsewhere=("tenant", "id"),
                 name="durable_task_tenant",
             ),
             PartialIndex(
                 fields=["encryption_key", "id"],
                 where=Q(encryption_key__isnull=False),
-                elsewhere=("encryption_key", "id"),
                 name="durable_task_encryption",
             ),
             # For lists of rare statuses, and for lists and quotas of the open tasks of a tenant
@@ -585,7 +555,6 @@ class Task(GuardedModel):
                 fields=["tenant", "status", "id"],
                 where=Q(status__in=_RARE)
                 | Q(tenant__gt=DEFAULT_TENANT_ID, completed_at__isnull=True),
-                elsewhere=("tenant", "status", "id"),
                 name="durable_task_rare",
             ),
         ]
@@ -644,18 +613,9 @@ class TaskExecutionLog(GuardedModel):
     task = models.ForeignKey(
         "django_durable_tasks.Task", models.CASCADE, related_name="executions", db_constraint=False
     )
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    tenant = tenant_key()
     attempt_number = models.IntegerField(_("attempt"))
-    status = ExactCharField(
-        _("status"), max_length=9, choices=[(s.value, s.value) for s in LogStatus]
-    )
+    status = ExactCharField(_("status"), max_length=9, choices=choices_of(LogStatus))
     # Since when the task was due, when it was claimed, and when it started: the waits for the
     # scheduler and for the broker. ready_at is NULL if the task was published without a claim.
     ready_at = InstantField(_("ready at"), null=True)
@@ -692,16 +652,12 @@ class TaskExecutionLog(GuardedModel):
 # letter.
 
 
-class DeadLetterQuerySet(GuardedQuerySet["DeadLetter"]):
+class DeadLetterQuerySet(TenantQuerySet["DeadLetter"]):
     """The queryset, with the operations on its open dead letters."""
 
     def open(self) -> Self:
         """Open dead letters."""
         return self.filter(open_task__isnull=False)
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Dead letters of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     @alters_data
     def replay(
@@ -739,14 +695,7 @@ class DeadLetter(GuardedModel):
         "django_durable_tasks.Task", models.CASCADE, related_name="dead_letters"
     )
     open_task = models.UUIDField(null=True, editable=False)
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    tenant = tenant_key()
     reason = ExactCharField(_("reason"), max_length=20)
     fingerprint = ExactCharField(_("fingerprint"), max_length=16, db_index=True)
     error_message = models.TextField(_("error"), blank=True)
@@ -759,11 +708,7 @@ class DeadLetter(GuardedModel):
     created_at = InstantField(_("created at"))
     resolved_at = InstantField(_("resolved at"), null=True, blank=True)
     resolution = ExactCharField(
-        _("resolution"),
-        max_length=9,
-        blank=True,
-        default="",
-        choices=[(r.value, r.value) for r in Resolution],
+        _("resolution"), max_length=9, blank=True, default="", choices=choices_of(Resolution)
     )
     resolved_by = ExactCharField(_("resolved by"), max_length=200, blank=True, default="")
     comment = ExactCharField(_("comment"), max_length=500, blank=True, default="")
@@ -793,7 +738,6 @@ class DeadLetter(GuardedModel):
             PartialIndex(
                 fields=["encryption_key", "id"],
                 where=models.Q(encryption_key__isnull=False),
-                elsewhere=("encryption_key", "id"),
                 name="durable_letter_encryption",
             ),
         ]
@@ -846,7 +790,7 @@ class TaskRequest(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    kind = ExactCharField(max_length=10, choices=[(kind.value, kind.value) for kind in RequestKind])
+    kind = ExactCharField(max_length=10, choices=choices_of(RequestKind))
     task_id = models.UUIDField(db_index=True)
     tenant_id = models.BigIntegerField(null=True)
     key = ExactCharField(max_length=200, null=True)

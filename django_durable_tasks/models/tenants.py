@@ -33,3 +33,18 @@ class Tenant(models.Model):
 
     def __str__(self) -> str:
         return self.name or self.slug
+
+
+def tenant_key() -> models.ForeignKey[Tenant, Tenant]:
+    """Return the field with the tenant of a row.
+
+    It has no constraint, so that no INSERT locks the row of the tenant, and no index of its own.
+    """
+    return models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,  # type: ignore[arg-type]
+        db_index=False,
+        db_constraint=False,
+        related_name="+",
+    )

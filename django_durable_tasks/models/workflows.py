@@ -24,21 +24,18 @@ from django_durable_tasks.models.fields import (
     PartialIndex,
     PresentUnique,
     StatementTime,
+    choices_of,
 )
-from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 from django_durable_tasks.models.tasks import new_task_id
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
+from django_durable_tasks.models.tenants import tenant_key
 
 # WorkflowRun: one start of a workflow. Its counters are updated from ending events, not by the
 # endings themselves.
 
 
-class WorkflowRunQuerySet(GuardedQuerySet["WorkflowRun"]):
+class WorkflowRunQuerySet(TenantQuerySet["WorkflowRun"]):
     """The queryset of workflow runs."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Runs of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def open(self) -> Self:
         """Runs that have not ended."""
@@ -75,18 +72,9 @@ class WorkflowRun(GuardedModel):
     instead: ClassVar[str] = "Start workflows with Workflow(...).start()."
 
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    tenant = tenant_key()
     name = ExactCharField(_("name"), max_length=200, db_index=True)
-    status = ExactCharField(
-        _("status"), max_length=9, choices=[(s.value, s.value) for s in WorkflowStatus]
-    )
+    status = ExactCharField(_("status"), max_length=9, choices=choices_of(WorkflowStatus))
     key = ExactCharField(_("key"), max_length=200, null=True, blank=True)
     open_key = ExactCharField(max_length=200, null=True, editable=False)
     parent = models.UUIDField(_("parent run"), null=True, blank=True)
@@ -153,7 +141,6 @@ class WorkflowRun(GuardedModel):
             PartialIndex(
                 fields=["recurring_task", "completed_at"],
                 where=models.Q(recurring_task__isnull=False),
-                elsewhere=("recurring_task", "completed_at"),
                 name="durable_workflow_recurring",
             ),
         ]
@@ -243,22 +230,16 @@ class TaskDependency(GuardedModel):
     dependency_type = ExactCharField(
         _("dependency type"),
         max_length=12,
-        choices=[(kind.value, kind.value) for kind in DependencyType],
+        choices=choices_of(DependencyType),
         db_default=DependencyType.MUST_SUCCEED.value,
     )
-    gate = ExactCharField(
-        _("gate"),
-        max_length=8,
-        null=True,
-        blank=True,
-        choices=[(gate.value, gate.value) for gate in Gate],
-    )
+    gate = ExactCharField(_("gate"), max_length=8, null=True, blank=True, choices=choices_of(Gate))
     on_upstream_failure = ExactCharField(
         _("on upstream failure"),
         max_length=4,
         null=True,
         blank=True,
-        choices=[(policy.value, policy.value) for policy in OnUpstreamFailure],
+        choices=choices_of(OnUpstreamFailure),
         help_text=_("Empty: as the task says."),
     )
     resolved_at = InstantField(_("resolved at"), null=True, blank=True)
@@ -288,7 +269,6 @@ class TaskDependency(GuardedModel):
             PartialIndex(
                 fields=["depends_on", "task"],
                 where=models.Q(depends_on__isnull=False),
-                elsewhere=("depends_on", "task"),
                 name="durable_dependency_below",
             ),
             PartialIndex(

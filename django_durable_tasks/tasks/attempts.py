@@ -427,6 +427,6 @@ def _claim(
             if len(claimed) == len(ids):
                 break
             for task in fit:
-                usage.add(task.name, task.queue, task.tenant_id, task.limit_key, task.weight)
+                usage.add(task)
         gate.close()
     return admitted

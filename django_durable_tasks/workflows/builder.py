@@ -212,7 +212,7 @@ class Builder:
         on_complete: Any = None,
     ) -> None:
         self.name = checked_name("workflow", name)
-        self.deadline = _deadline(deadline)
+        self.deadline = deadline if deadline is None else _checked_deadline(deadline)
         given = zip(CALLBACKS, (on_success, on_failure, on_complete), strict=True)
         self.callbacks = {kind: _named(task)[0] for kind, task in given if task is not None}
         self._tasks: list[PlannedTask] = []
@@ -333,10 +333,9 @@ class Builder:
             return step
         short = name.rpartition(".")[2]
         self._steps[short] = number = self._steps.get(short, 0) + 1
-        label = short if number == 1 else f"{short}-{number}"
-        return label if number == 1 else self._free(label)
-
-    def _free(self, label: str) -> str:
+        if number == 1:
+            return short
+        label = f"{short}-{number}"
         if label in self._steps:
             return self._label(None, label)
         self._steps[label] = 1
@@ -381,10 +380,7 @@ class Builder:
         scopes: list[Scope] = []
         self._place(tasks, scopes, parent=None, end=None, before=())
         edges = sum(len(task.edges) for task in tasks)
-        for what, number, most in (
-            ("tasks", len(tasks), most_tasks),
-            ("edges", edges, most_edges),
-        ):
+        for what, number, most in (("tasks", len(tasks), most_tasks), ("edges", edges, most_edges)):
             if number > most:
                 raise WorkflowTooLarge(
                     f"The workflow {self.name!r} has {number:,} {what}, at most {most:,} are"
@@ -418,7 +414,13 @@ class Builder:
         )
         needs_before = before if parent is not None else ()
         for place, task in enumerate(self._tasks):
-            edges = tuple(_shifted(edge, first) for edge in task.edges)
+            # Positions of upstreams begin at ``first`` now.
+            edges = tuple(
+                edge
+                if isinstance(edge.upstream, uuid.UUID)
+                else replace(edge, upstream=first + edge.upstream)
+                for edge in task.edges
+            )
             roots = self._before(place, needs_before)
             tasks.append(
                 replace(
@@ -431,9 +433,18 @@ class Builder:
                 )
             )
         for place, sub in self._subs:
-            self._place_sub_workflow(
-                tasks, scopes, sub, end=first + place, scope=scope, wanted=place in self._wanted
+            if not sub._tasks:
+                raise InvalidOption(f"The sub-workflow {sub.name!r} has no tasks.")
+            end, wanted = first + place, place in self._wanted
+            last = sub._place(tasks, scopes, parent=scope, end=end, before=tasks[end].edges)
+            known = {edge.upstream for edge in tasks[end].edges}
+            edges = tasks[end].edges + tuple(
+                PlannedEdge(upstream=step, policy=OnUpstreamFailure.FAIL.value)
+                for step in last
+                if step not in known
             )
+            results = {tasks[step].step: Reference(step, None) for step in last} if wanted else {}
+            tasks[end] = replace(tasks[end], edges=edges, kwargs=results, refers=wanted)
         upstream_of_another = {edge.upstream for task in tasks[first:] for edge in task.edges}
         return [
             place
@@ -456,28 +467,6 @@ class Builder:
         own = {edge.upstream for edge in task.edges}
         return tuple(edge for edge in before if edge.upstream not in own)
 
-    def _place_sub_workflow(
-        self,
-        tasks: list[PlannedTask],
-        scopes: list[Scope],
-        sub: Builder,
-        *,
-        end: int,
-        scope: int,
-        wanted: bool,
-    ) -> None:
-        if not sub._tasks:
-            raise InvalidOption(f"The sub-workflow {sub.name!r} has no tasks.")
-        last = sub._place(tasks, scopes, parent=scope, end=end, before=tasks[end].edges)
-        known = {edge.upstream for edge in tasks[end].edges}
-        edges = tasks[end].edges + tuple(
-            PlannedEdge(upstream=place, policy=OnUpstreamFailure.FAIL.value)
-            for place in last
-            if place not in known
-        )
-        results = {tasks[place].step: Reference(place, None) for place in last} if wanted else {}
-        tasks[end] = replace(tasks[end], edges=edges, kwargs=results, refers=wanted)
-
 
 class AddedTasks(Builder):
     """The tasks that a running task adds to its own workflow. They are written in the transaction
@@ -485,9 +474,9 @@ class AddedTasks(Builder):
     """
 
 
-def _deadline(value: Any) -> float | datetime | None:
-    if value is None or isinstance(value, datetime):
-        return None if value is None else instant("deadline", value)
+def _checked_deadline(value: float | timedelta | datetime) -> float | datetime:
+    if isinstance(value, datetime):
+        return instant("deadline", value)
     return seconds("deadline", value)
 
 
@@ -509,25 +498,15 @@ def _moved(value: Any, first: int, builder: Builder) -> Any:
             raise InvalidReference(
                 "A result of another workflow cannot be referred to; add it by add_workflow()."
             )
-        return (
-            replace(value, place=value.place + first, builder=None)
-            if value.builder is builder
-            else value
-        )
+        if value.builder is None:
+            return value
+        return replace(value, place=value.place + first, builder=None)
     if isinstance(value, Mapping):
         return {key: _moved(item, first, builder) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(
-            _moved(item, first, builder) for item in value
-        )
+        items = [_moved(item, first, builder) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return value
-
-
-def _shifted(edge: PlannedEdge, first: int) -> PlannedEdge:
-    """Return the edge for tasks whose positions begin at ``first``."""
-    if isinstance(edge.upstream, uuid.UUID):
-        return edge
-    return replace(edge, upstream=first + edge.upstream)
 
 
 FollowUp = Schedule | Builder
@@ -540,10 +519,5 @@ def followups_of(value: Any) -> tuple[FollowUp, ...]:
     """
     if isinstance(value, FollowUp):
         return (value,)
-    if (
-        isinstance(value, list | tuple)
-        and value
-        and all(isinstance(item, FollowUp) for item in value)
-    ):
-        return tuple(value)
-    return ()
+    several = isinstance(value, list | tuple) and all(isinstance(item, FollowUp) for item in value)
+    return tuple(value) if several else ()

@@ -226,9 +226,7 @@ def layered(diagram: Diagram) -> Layered:
     outside: list[DiagramEdge] = []
     for edge in diagram.edges:
         (inside if edge.source in places and edge.target in places else outside).append(edge)
-    inside.sort(
-        key=lambda e: (places[e.source], places[e.target], e.kind, e.resolved, e.outcome),
-    )
+    inside.sort(key=lambda e: (places[e.source], places[e.target], e.kind, e.resolved, e.outcome))
     outside.sort(key=lambda e: (e.source, e.target, e.kind, e.resolved, e.outcome))
     ends = tuple((places[edge.source], places[edge.target]) for edge in inside)
     backwards = _closing(len(nodes), ends)

@@ -37,7 +37,12 @@ def around(task: Task, most: int = NEAR) -> Diagram:
     found, frontier = [task.pk], {task.pk}
     seen = {task.pk}
     while frontier and len(found) < most:
-        frontier = _neighbours(frontier) - seen
+        near = set[uuid.UUID]()
+        for part in in_parts(sorted(frontier)):
+            near.update(edges.edges().below(part).values_list("task", flat=True))
+            above = edges.edges().above(part).filter(depends_on__isnull=False)
+            near.update(above.values_list("depends_on", flat=True))
+        frontier = near - seen
         seen |= frontier
         found += sorted(frontier)
     root = None if task.workflow is None else workflow_runs().filter(pk=task.workflow.root).first()
@@ -45,15 +50,6 @@ def around(task: Task, most: int = NEAR) -> Diagram:
     return _diagram(
         f"{name} {task.pk}", task.status, found[:most], {} if root is None else _groups(root)
     )
-
-
-def _neighbours(keys: Collection[uuid.UUID]) -> set[uuid.UUID]:
-    found: set[uuid.UUID] = set()
-    for some in in_parts(sorted(keys)):
-        found.update(edges.edges().below(some).values_list("task", flat=True))
-        above = edges.edges().above(some).filter(depends_on__isnull=False)
-        found.update(edge.upstream_id for edge in above.only("depends_on"))
-    return found
 
 
 def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Exists, F, OuterRef, Q
@@ -144,47 +144,31 @@ def carry_out(
     ``name`` and ``row`` are the operation and its object in the audit entry. Both return the same
     report. Raises the errors of ``act``. Retries after a deadlock.
     """
+
+    @retry_on_deadlock
+    def once() -> GraphReport:
+        # A preview records nothing.
+        changes: AbstractContextManager[Any] = tables.atomic() if dry_run else _recorded(name, row)
+        with watching(preview=dry_run) as watch, changes as entry:
+            operation = GraphOperation(watch)
+            with _lock_timeout() if dry_run else nullcontext():
+                act(operation)
+                _resolve_consequences(operation)
+            report = _report(operation, dry_run)
+            if dry_run:
+                transaction.set_rollback(True, using=tables.database())
+            elif operation.named:
+                entry.detail(change="; ".join(operation.named.values()))
+        return report
+
     try:
-        return _once(act, name, row, dry_run)
+        return once()
     except OperationalError as error:
         if dry_run and code_of(error) in LOCK_TIMEOUTS:
             raise TransitionRefused(
                 f"Tasks of this graph stayed locked for more than {_LOCK_TIMEOUT} s: try again."
             ) from error
         raise
-
-
-@retry_on_deadlock
-def _once(
-    act: Callable[[GraphOperation], None],
-    name: str,
-    row: Task | WorkflowRun | None,
-    dry_run: bool,
-) -> GraphReport:
-    with watching(preview=dry_run) as watch, _transaction(name, row, dry_run) as entry:
-        operation = GraphOperation(watch)
-        with _lock_timeout() if dry_run else nullcontext():
-            act(operation)
-            _resolve_consequences(operation)
-        report = _report(operation, dry_run)
-        if entry is not None and operation.named:
-            entry.detail(change="; ".join(operation.named.values()))
-        if dry_run:
-            transaction.set_rollback(True, using=tables.database())
-    return report
-
-
-@contextmanager
-def _transaction(
-    name: str, row: Task | WorkflowRun | None, dry_run: bool
-) -> Iterator[AuditRecorder | None]:
-    """Open the transaction, and record what it changes unless it is a preview."""
-    if dry_run:
-        with tables.atomic():
-            yield None
-        return
-    with _recorded(name, row) as entry:
-        yield entry
 
 
 @verb
@@ -217,11 +201,24 @@ def _resolve_consequences(operation: GraphOperation) -> None:
     """Resolve the endings that this operation caused, and those caused by them, until no task waits
     for one.
     """
+    # Events of earlier endings are left to the leader, which may have locked them and may wait for
+    # a task that this transaction has locked.
+    last = tables.tasks().filter(pk=OuterRef("task_id"), epoch=OuterRef("epoch"))
+    waits = (
+        edges.edges()
+        .unresolved()
+        .filter(depends_on=OuterRef("task_id"), outcome__isnull=True, task__status=Status.BLOCKED)
+    )
+    unresolved = edges.endings().unresolved().filter(Exists(last), Exists(waits))
     waiting = set(operation.resolve_again)
     while True:
         waiting |= operation.watch.latest
         operation.watch.latest.clear()
-        events = _unresolved_endings(sorted(waiting))
+        events = [
+            event
+            for part in in_parts(sorted(waiting))
+            for event in unresolved.filter(task_id__in=part).values_list("pk", "task_id")
+        ]
         waiting = {task_id for _, task_id in events}
         moved = 0
         for some in in_parts(events):
@@ -230,26 +227,6 @@ def _resolve_consequences(operation: GraphOperation) -> None:
             moved += done.events
         if not moved:
             return
-
-
-def _unresolved_endings(keys: Sequence[uuid.UUID]) -> list[tuple[int, uuid.UUID]]:
-    """Return the unresolved ending events of the last endings of these tasks for which a BLOCKED
-    task waits.
-
-    Events of earlier endings are left to the leader, which may have locked them and may wait for a
-    task that this transaction has locked.
-    """
-    last = tables.tasks().filter(pk=OuterRef("task_id"), epoch=OuterRef("epoch"))
-    waits = (
-        edges.edges()
-        .unresolved()
-        .filter(depends_on=OuterRef("task_id"), outcome__isnull=True, task__status=Status.BLOCKED)
-    )
-    found: list[tuple[int, uuid.UUID]] = []
-    for some in in_parts(keys):
-        events = edges.endings().unresolved().filter(Exists(last), Exists(waits), task_id__in=some)
-        found += events.values_list("pk", "task_id")
-    return found
 
 
 def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
@@ -335,70 +312,39 @@ def cancel_workflow(run: WorkflowRun, *, dry_run: bool = False) -> GraphReport:
     whose tasks have all ended is not changed.
     """
     why = _comment("CANCELLED")
-    if not dry_run:
-        _stop_growth(run, why)
+    # Repeated, because a run without the flag may have added another run meanwhile.
+    while not dry_run:
+        unflagged = workflow_runs().open().filter(pk__in=_run_ids(run), cancel_requested_at=None)
+        if not unflagged.update(cancel_requested_at=tables.NOW, reason=why, updated_at=tables.NOW):
+            break
 
     def act(operation: GraphOperation) -> None:
         open_tasks = tables.tasks().filter(workflow__in=_run_ids(run), status__in=OPEN)
         operation.cancel(list(open_tasks.values_list("pk", flat=True)), why)
 
-    report = carry_out(act, _CANCEL_RUN, run, dry_run=dry_run)
-    if not dry_run and not report.total:
-        _finish_cancel(run, why)
+    report = carry_out(act, "workflow_run.cancel", run, dry_run=dry_run)
+    if dry_run or report.total:
+        return report
+    # The leader has cancelled tasks of these runs, or requested them to stop, since the flag was
+    # set; if it has not, the flags are cleared.
+    runs, flagged_at = _run_ids(run), F("workflow__cancel_requested_at")
+    changed = Q(reason=why, completed_at__gte=flagged_at) | Q(cancel_requested_at__gte=flagged_at)
+    if tables.tasks().filter(changed, workflow__in=runs).exists():
+        with _recorded("workflow_run.cancel", run) as entry:
+            entry.detail(cancel_requested=True)
+    else:
+        flagged = workflow_runs().open().filter(pk__in=runs, reason=why)
+        flagged.update(cancel_requested_at=None, reason="")
     return report
-
-
-_CANCEL_RUN = "workflow_run.cancel"
 
 
 def _comment(action: str) -> str:
     return comment(action, current_actor().by, current_actor().reason)
 
 
-def _finish_cancel(run: WorkflowRun, why: str) -> None:
-    """Clear the flags if no task was changed because of them; else the leader has changed some."""
-    if _reached(run, why):
-        with _recorded(_CANCEL_RUN, run) as entry:
-            entry.detail(cancel_requested=True)
-        return
-    flagged = workflow_runs().open().filter(pk__in=_run_ids(run), reason=why)
-    flagged.update(cancel_requested_at=None, reason="")
-
-
-def _stop_growth(run: WorkflowRun, why: str) -> None:
-    """Flag all runs. Repeated, because a run without the flag may have added another
-    run meanwhile.
-    """
-    flagged = 1
-    while flagged:
-        unflagged = workflow_runs().open().filter(pk__in=_run_ids(run), cancel_requested_at=None)
-        flagged = unflagged.update(
-            cancel_requested_at=tables.NOW, reason=why, updated_at=tables.NOW
-        )
-
-
-def _reached(run: WorkflowRun, why: str) -> bool:
-    """Return whether the leader has cancelled tasks of these runs, or requested them to stop, since
-    the flag was set.
-    """
-    these, flagged_at = (
-        tables.tasks().filter(workflow__in=_run_ids(run)),
-        F("workflow__cancel_requested_at"),
-    )
-    return these.filter(
-        Q(reason=why, completed_at__gte=flagged_at) | Q(cancel_requested_at__gte=flagged_at)
-    ).exists()
-
-
 def _run_ids(run: WorkflowRun) -> list[uuid.UUID]:
     """Return a run and all runs inside it."""
-    parents = dict(workflow_runs().filter(root=run.root).values_list("pk", "parent"))
-    found, growing = {run.pk}, True
-    while growing:
-        more = {key for key, parent in parents.items() if parent in found} - found
-        found |= more
-        growing = bool(more)
-    return sorted(found)
+    return sorted([run.pk, *(part.pk for part in edges.sub_workflows_of([run])[run.pk])])
 
 
 @operation(
@@ -507,7 +453,11 @@ def retry_from(task: Task, *, dry_run: bool = False) -> GraphReport:
     """
 
     def act(operation: GraphOperation) -> None:
-        row = _row(task)
+        row = tables.tasks().filter(pk=task.pk).first()
+        if row is None:
+            raise TransitionRefused(
+                f"There is no task {task.pk}: it was never created, or its retention is over."
+            )
         if row.status not in TERMINAL:
             raise TransitionRefused(
                 f"Task {row.pk} is {row.status}: only an ended task runs again."
@@ -530,10 +480,7 @@ def _again(selected: TaskQuerySet) -> None:
 
 
 def _run_again(
-    act: Callable[[GraphOperation], None],
-    name: str,
-    row: Task | WorkflowRun | None,
-    dry_run: bool,
+    act: Callable[[GraphOperation], None], name: str, row: Task | WorkflowRun | None, dry_run: bool
 ) -> GraphReport:
     try:
         return carry_out(act, name, row, dry_run=dry_run)
@@ -561,12 +508,14 @@ def force_complete(tasks: TaskQuerySet, *, dry_run: bool = False) -> GraphReport
 
     Their dependents are released, and tasks that were skipped because of them wait again.
     """
-    return _run_again(
-        lambda _operation: _some(operator_actions.force_complete(tasks)),
-        "tasks.force_complete_in_graph",
-        None,
-        dry_run,
-    )
+
+    def act(operation: GraphOperation) -> None:
+        if not operator_actions.force_complete(tasks):
+            raise TransitionRefused(
+                "None of these tasks can be set to SUCCESS: they do not exist or have succeeded."
+            )
+
+    return _run_again(act, "tasks.force_complete_in_graph", None, dry_run)
 
 
 @operation(
@@ -597,13 +546,6 @@ def force_run(tasks: TaskQuerySet, *, dry_run: bool = False) -> GraphReport:
         attempt_log.close_replayed_letters([*forced, *returned], by=actor.by, reason=actor.reason)
 
     return _run_again(act, "tasks.force_run", None, dry_run)
-
-
-def _some(done: Collection[uuid.UUID]) -> None:
-    if not done:
-        raise TransitionRefused(
-            "None of these tasks can be set to SUCCESS: they do not exist or have succeeded."
-        )
 
 
 # Gates --------------------------------------------------------------------------------------------
@@ -711,8 +653,7 @@ _POLICIES = (
     (OnUpstreamFailure.RUN, _("RUN: the task runs anyway")),
 )
 Upstream = Annotated[
-    Task,
-    Argument(_("Depends on"), _("The id of the upstream task."), kind=ArgumentType.TASK_ID),
+    Task, Argument(_("Depends on"), _("The id of the upstream task."), kind=ArgumentType.TASK_ID)
 ]
 
 
@@ -796,12 +737,3 @@ def remove_edge(task: Task, upstream: Upstream, *, dry_run: bool = False) -> Gra
         operation.named[task.pk] = _comment(f"no longer waits for {upstream.step or upstream.name}")
 
     return carry_out(act, "dependency.remove", task, dry_run=dry_run)
-
-
-def _row(task: Task) -> Task:
-    row: Task | None = tables.tasks().filter(pk=task.pk).first()
-    if row is None:
-        raise TransitionRefused(
-            f"There is no task {task.pk}: it was never created, or its retention is over."
-        )
-    return row

@@ -85,10 +85,9 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
 
 def _locked_run(run: Run) -> WorkflowRun | None:
     """Lock and return the workflow run of this task, or None."""
-    these = (
-        workflow_runs().filter(pk=run.workflow_id) if run.workflow_id else workflow_runs().none()
-    )
-    return these.select_for_update().first()
+    if run.workflow_id is None:
+        return None
+    return workflow_runs().filter(pk=run.workflow_id).select_for_update().first()
 
 
 def add_tasks(run: Run, plan: Plan) -> None:
@@ -109,7 +108,13 @@ def add_tasks(run: Run, plan: Plan) -> None:
             len(plan.tasks),
         )
         return
-    _check_growth(inside, plan)
+    limit = conf.settings().WORKFLOW_MAX_TASKS
+    existing = sum(workflow_runs().filter(root=inside.root).values_list("total", flat=True))
+    if existing + len(plan.tasks) > limit:
+        raise WorkflowTooLarge(
+            f"The workflow {inside.name!r} has {existing:,} tasks; with {len(plan.tasks):,} more it"
+            f" would have more than {limit:,} (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
+        )
     launch = StartOptions(
         tenant_id=run.tenant_id, recurring_task=inside.recurring_task, fire_time=inside.fire_time
     )
@@ -120,16 +125,6 @@ def add_tasks(run: Run, plan: Plan) -> None:
     write(found)
     _block_dependents(run.task_id, found)
     publish_after_commit(release_without_upstreams(found.roots))
-
-
-def _check_growth(inside: WorkflowRun, plan: Plan) -> None:
-    limit = conf.settings().WORKFLOW_MAX_TASKS
-    existing = sum(workflow_runs().filter(root=inside.root).values_list("total", flat=True))
-    if existing + len(plan.tasks) > limit:
-        raise WorkflowTooLarge(
-            f"The workflow {inside.name!r} has {existing:,} tasks; with {len(plan.tasks):,} more it"
-            f" would have more than {limit:,} (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
-        )
 
 
 def _block_dependents(task_id: uuid.UUID, found: WorkflowDraft) -> None:
@@ -230,7 +225,11 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
             counts, row.total, cancelled=cancelled, overdue=cancelled and row.reason == DEADLINE
         )
     ended = new_status not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
-    callbacks = _callbacks(row, new_status) if ended and new_status != row.status else {}
+    callbacks: dict[str, str] = {}
+    if ended and new_status != row.status:
+        ending = "on_success" if new_status == WorkflowStatus.SUCCESS else "on_failure"
+        kinds = (ending, "on_complete")
+        callbacks = {kind: row.callbacks[kind] for kind in kinds if kind in row.callbacks}
     unknown = next((name for name in callbacks.values() if registry.find(name) is None), None)
     if unknown is not None:
         raise UnknownTask(
@@ -245,12 +244,6 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
     )
     for kind, name in callbacks.items():
         _call_back(row, kind, name)
-
-
-def _callbacks(row: WorkflowRun, status: WorkflowStatus) -> dict[str, str]:
-    """Return the callbacks to create for this status, as a mapping of kind to task name."""
-    kinds = ("on_success" if status == WorkflowStatus.SUCCESS else "on_failure", "on_complete")
-    return {kind: row.callbacks[kind] for kind in kinds if kind in row.callbacks}
 
 
 def _call_back(row: WorkflowRun, kind: str, name: str) -> None:
@@ -324,24 +317,22 @@ def cancel_called_off(limit: int) -> int:
     )
     reached, reasons = 0, dict(flagged.order_by("pk").values_list("pk", "reason"))
 
+    requested = Q(status=Status.RUNNING, cancel_requested_at__isnull=False)
+
     def cancel(key: uuid.UUID) -> None:
         nonlocal reached
-        reached += _cancel_in(key, reasons[key], limit - reached) if reached < limit else 0
+        if reached >= limit:
+            return
+        waiting = _open_in([key]).exclude(requested).order_by("pk").values_list("pk", flat=True)
+        batch = list(waiting[: limit - reached])
+        if batch:
+            these, why = tables.tasks().filter(pk__in=batch), reasons[key]
+            with tables.atomic():
+                number = transitions.cancel(these, why) + transitions.request_cancel(these, why)
+            reached += number
 
     _deadlines_isolation.each(reasons, cancel)
     return reached
-
-
-def _cancel_in(key: uuid.UUID, reason: str, limit: int) -> int:
-    requested = Q(status=Status.RUNNING, cancel_requested_at__isnull=False)
-    batch = list(
-        _open_in([key]).exclude(requested).order_by("pk").values_list("pk", flat=True)[:limit]
-    )
-    if not batch:
-        return 0
-    these = tables.tasks().filter(pk__in=batch)
-    with tables.atomic():
-        return transitions.cancel(these, reason) + transitions.request_cancel(these, reason)
 
 
 # Creates the tasks and workflows that a task function returned, in the transaction that records
@@ -369,13 +360,8 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
         if accepted:
             enqueue.create_followups(schedules)
             for followup, plan in zip(followups, plans, strict=True):
-                if plan is not None:
-                    _start(run, followup, plan)
+                if isinstance(followup, AddedTasks) and plan is not None:
+                    add_tasks(run, plan)
+                elif plan is not None:
+                    start.start_after(run, plan)
     return accepted or attempts.succeeded(run)
-
-
-def _start(run: Run, followup: FollowUp, plan: Plan) -> None:
-    if isinstance(followup, AddedTasks):
-        add_tasks(run, plan)
-    else:
-        start.start_after(run, plan)

@@ -98,7 +98,15 @@ def draft(
         gates = [
             NewEdge(ids[place], gate=gate, comment=comment[:500]) for gate, comment in task.gates
         ]
-        upstreams = [_edge(edge, ids[place], found) for edge in task.edges]
+        upstreams = []
+        for edge in task.edges:
+            upstream = edge.upstream
+            if isinstance(upstream, uuid.UUID):
+                found.outside.add(upstream)
+            else:
+                upstream = ids[upstream]
+            new_edge = NewEdge(ids[place], upstream, edge.kind, on_upstream_failure=edge.policy)
+            upstreams.append(new_edge)
         unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))
         free = not unresolved and sealed and len(found.roots) >= FAST_PATH_MAX
         new = steps.new_task(task, found, place)._replace(
@@ -179,30 +187,18 @@ class _Steps:
         last = self._last.get(key)
         # Headers that are equal may be different JSON: 1, 1.0 and true.
         if last is None or last[0].headers is not given.headers or last[0] != given:
-            known = registry.get(task.task)
-            template = step_template(known, self._options(task), refers=task.refers)
-            last = self._last[key] = (given, known, template)
+            options = replace(
+                given,
+                task_id=None,
+                tenant=self._launch.tenant_id,
+                run_at=given.run_at or self._launch.run_at or self._now,
+                priority=self._launch.priority if given.priority is None else given.priority,
+                on_upstream_failure=task.on_upstream_failure,
+            )
+            registered = registry.get(task.task)
+            template = step_template(registered, options, refers=task.refers)
+            last = self._last[key] = (given, registered, template)
         return last[1], last[2]
-
-    def _options(self, task: PlannedTask) -> CallOptions:
-        given = task.options
-        return replace(
-            given,
-            task_id=None,
-            tenant=self._launch.tenant_id,
-            run_at=given.run_at or self._launch.run_at or self._now,
-            priority=self._launch.priority if given.priority is None else given.priority,
-            on_upstream_failure=task.on_upstream_failure,
-        )
-
-
-def _edge(edge: PlannedEdge, task_id: uuid.UUID, found: WorkflowDraft) -> NewEdge:
-    if isinstance(edge.upstream, uuid.UUID):
-        found.outside.add(edge.upstream)
-        upstream = edge.upstream
-    else:
-        upstream = found.ids[edge.upstream]
-    return NewEdge(task_id, upstream, edge.kind, on_upstream_failure=edge.policy)
 
 
 # Starts workflows: in one transaction, or in batches if the workflow is large. A start is complete
@@ -248,17 +244,13 @@ def start_after(run: Run, plan: Plan) -> WorkflowRun:
 
     The workflow gets the recurring task, fire time and priority of the task.
     """
-    starter = (
-        tables.tasks()
-        .filter(pk=run.task_id)
-        .values_list("recurring_task_id", "fire_time", "priority")
-    )
-    recurring_task, fire_time, priority = starter.get()
+    columns = ("recurring_task_id", "fire_time", "priority")
+    starter = tables.tasks().filter(pk=run.task_id).values_list(*columns, named=True).get()
     launch = StartOptions(
         tenant_id=run.tenant_id,
-        priority=priority,
-        recurring_task=recurring_task,
-        fire_time=fire_time,
+        priority=starter.priority,
+        recurring_task=starter.recurring_task_id,
+        fire_time=starter.fire_time,
     )
     return start(plan, launch)
 
@@ -278,14 +270,19 @@ def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) ->
     )
     now = database_now()
     before = _of_key(launch)
-    if before is not None and not _takes_over(before, now):
-        return before
+    if before is not None:
+        idle_since = now - timedelta(seconds=TAKEN_OVER_AFTER)
+        if before.status != WorkflowStatus.STARTING or not give_up(before.pk, idle_since):
+            return before
     found = draft(plan, launch, now, sealed=not large)
     try:
         if large:
             _start_in_batches(found, progress)
         else:
-            _start_at_once(found)
+            with tables.atomic():
+                workflow_runs().bulk_create(found.runs)
+                write(found)
+                publish_after_commit(release_without_upstreams(found.roots))
     except IntegrityError as taken:
         before = None if connection.needs_rollback else _of_key(launch)
         if before is None:
@@ -300,13 +297,6 @@ def _of_key(launch: StartOptions) -> WorkflowRun | None:
     if launch.key is None:
         return None
     return workflow_runs().filter(tenant_id=launch.tenant_id, open_key=launch.key).first()
-
-
-def _start_at_once(found: WorkflowDraft) -> None:
-    with tables.atomic():
-        workflow_runs().bulk_create(found.runs)
-        write(found)
-        publish_after_commit(release_without_upstreams(found.roots))
 
 
 def write(found: WorkflowDraft) -> None:
@@ -325,12 +315,9 @@ def write(found: WorkflowDraft) -> None:
 
 def _split_edges(found: WorkflowDraft) -> tuple[list[NewEdge], list[NewEdge]]:
     """Return the edges within the plan, gates included, and those to tasks that exist already."""
-    across = [edge for edge in found.edges if edge.depends_on_id in found.outside]
-    within = (
-        [edge for edge in found.edges if edge.depends_on_id not in found.outside]
-        if across
-        else found.edges
-    )
+    within, across = list[NewEdge](), list[NewEdge]()
+    for edge in found.edges:
+        (across if edge.depends_on_id in found.outside else within).append(edge)
     return within, across
 
 
@@ -442,12 +429,8 @@ def release_roots(root: uuid.UUID, limit: int) -> int:
 
     Returns 0 when it is done.
     """
-    free = (
-        _tasks_of(root)
-        .filter(status=Status.BLOCKED, unresolved_dependencies_count=0)
-        .order_by("pk")
-    )
-    number = _release(root, free[:limit])
+    free = _tasks_of(root).filter(status=Status.BLOCKED, unresolved_dependencies_count=0)
+    number = _release(root, free.order_by("pk")[:limit])
     if not number:
         workflow_runs().filter(root=root, released=False).update(released=True)
     return number
@@ -471,30 +454,7 @@ def _tasks_of(root: uuid.UUID) -> TaskQuerySet:
     return tables.tasks().filter(workflow__in=parts)
 
 
-def _unreleased() -> list[uuid.UUID]:
-    sealed = workflow_runs().filter(
-        status=WorkflowStatus.RUNNING, completed_at__isnull=True, released=False
-    )
-    return list(sealed.filter(parent__isnull=True).order_by("pk").values_list("pk", flat=True))
-
-
 # Abandoned starts ---------------------------------------------------------------------------------
-
-
-def _takes_over(before: WorkflowRun, now: datetime) -> bool:
-    if before.status != WorkflowStatus.STARTING:
-        return False
-    return give_up(before.pk, idle_since=now - timedelta(seconds=TAKEN_OVER_AFTER))
-
-
-def _abandoned(idle_since: datetime) -> list[uuid.UUID]:
-    idle = Q(updated_at__lt=idle_since)
-    over = (
-        workflow_runs()
-        .starting()
-        .filter(idle | Q(cancel_requested_at__isnull=False), completed_at__isnull=True)
-    )
-    return list(over.filter(parent__isnull=True).order_by("pk").values_list("pk", flat=True))
 
 
 def give_up(root: uuid.UUID, idle_since: datetime | None = None) -> bool:
@@ -515,13 +475,8 @@ def remove_given_up(root: uuid.UUID, limit: int) -> int:
     Return how many tasks were deleted; 0 when nothing is left.
     """
     with tables.atomic():
-        this = (
-            workflow_runs()
-            .starting()
-            .filter(pk=root, cancel_requested_at__isnull=False)
-            .select_for_update()
-        )
-        if this.first() is None:
+        given_up = workflow_runs().starting().filter(pk=root, cancel_requested_at__isnull=False)
+        if given_up.select_for_update().first() is None:
             return 0
         deleted = list(_tasks_of(root).order_by().values_list("pk", flat=True)[:limit])
         edges.edges().above(deleted).delete()
@@ -543,9 +498,16 @@ def finish_starts(now: datetime, limit: int) -> int:
     Returns the number of tasks; call it until that is 0.
     """
     idle_since = now - timedelta(seconds=ABANDONED_AFTER)
+    outermost = workflow_runs().filter(parent__isnull=True, completed_at__isnull=True)
+
+    def release(root: uuid.UUID) -> int:
+        return release_roots(root, limit)
 
     def remove(root: uuid.UUID) -> int:
         return remove_given_up(root, limit) if give_up(root, idle_since) else 0
 
-    released = _isolation.each(_unreleased(), lambda root: release_roots(root, limit))
-    return sum(released) + sum(_isolation.each(_abandoned(idle_since), remove))
+    sealed = outermost.filter(status=WorkflowStatus.RUNNING, released=False).order_by("pk")
+    number = sum(_isolation.each(list(sealed.values_list("pk", flat=True)), release))
+    over = Q(updated_at__lt=idle_since) | Q(cancel_requested_at__isnull=False)
+    abandoned = outermost.starting().filter(over).order_by("pk")
+    return number + sum(_isolation.each(list(abandoned.values_list("pk", flat=True)), remove))

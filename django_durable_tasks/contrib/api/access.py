@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 from django.contrib.auth import get_user_model
@@ -55,16 +54,8 @@ from django_durable_tasks.store.statements import sql
 _USE_RECORDED_EVERY = timedelta(minutes=1)
 _NAME_MAX = 100
 _KEY = (
-    "id",
-    "tenant_id",
-    "name",
-    "identifier",
-    "mode",
-    "digest",
-    "scopes",
-    "expires_at",
-    "revoked_at",
-    "last_used_at",
+    *("id", "tenant_id", "name", "identifier", "mode"),
+    *("digest", "scopes", "expires_at", "revoked_at", "last_used_at"),
 )
 _TENANT = ("id", "slug", "name")
 _QUOTA = ("tenant_id", *NUMBERS, REQUESTS)
@@ -138,7 +129,11 @@ def create_key(
     now, actor = now or estimated_now(), current_actor()
     if isinstance(scopes, str):
         scopes = [scope.strip() for scope in scopes.split(",") if scope.strip()]
-    checked = _checked_scopes(scopes)
+    unknown = sorted(set(scopes) - set(ApiScope))
+    if unknown or not scopes:
+        raise InvalidOption(
+            f"scopes={', '.join(unknown) or '(none)'}: give one or more of {', '.join(ApiScope)}."
+        )
     if len(checked_key("name", name)) > _NAME_MAX:
         raise InvalidOption(f"name={name!r}: give at most {_NAME_MAX} characters.")
     if mode not in set(KeyMode):
@@ -161,28 +156,15 @@ def create_key(
             identifier=identifier,
             mode=mode,
             digest=digest_of(text),
-            scopes=checked,
+            scopes=[scope.value for scope in ApiScope if scope in set(scopes)],
             expires_at=expires_at,
             created_by=actor.by[:200],
             reason=actor.reason[:500],
         )
-        entry.changed("API key", row.pk, {}, _values_of(row), tenant.pk)
+        # None of these columns is secret.
+        shown = {name: getattr(row, name) for name in ("name", "prefix", "scopes", "expires_at")}
+        entry.changed("API key", row.pk, {}, shown, tenant.pk)
     return IssuedKey(row, text)
-
-
-def _values_of(row: ApiKey) -> dict[str, Any]:
-    """Return the columns for the audit entry; none of them is secret."""
-    names = ("name", "prefix", "scopes", "expires_at")
-    return {name: getattr(row, name) for name in names}
-
-
-def _checked_scopes(scopes: Collection[str]) -> list[str]:
-    unknown = sorted(set(scopes) - set(ApiScope))
-    if unknown or not scopes:
-        raise InvalidOption(
-            f"scopes={', '.join(unknown) or '(none)'}: give one or more of {', '.join(ApiScope)}."
-        )
-    return [scope.value for scope in ApiScope if scope in set(scopes)]
 
 
 @operation(
@@ -334,20 +316,16 @@ def unlimited_users(number: int) -> list[UnlimitedUser]:
     rows = users._default_manager.order_by(users.USERNAME_FIELD)
     for name in {"is_staff", "is_active"} & columns:
         rows = rows.filter(**{name: True})
-    limited = set(assignments().values_list("user_key", flat=True))
-    found = (
-        UnlimitedUser(user.get_username(), _why_all(user, str(user.pk) in limited))
-        for user in rows.iterator()
-        if user.is_staff and user.is_active
-        if user.is_superuser or str(user.pk) not in limited
-    )
-    return list(islice(found, number))
-
-
-def _why_all(user: Any, is_assigned: bool) -> str:
-    if not user.is_superuser:
-        return "was never limited to tenants"
-    return "superuser, assignments have no effect" if is_assigned else "superuser"
+    limited, found = set(assignments().values_list("user_key", flat=True)), list[UnlimitedUser]()
+    for user in rows.iterator():
+        assigned, reason = str(user.pk) in limited, "was never limited to tenants"
+        if user.is_superuser:
+            reason = "superuser, assignments have no effect" if assigned else "superuser"
+        if user.is_staff and user.is_active and (user.is_superuser or not assigned):
+            found.append(UnlimitedUser(user.get_username(), reason))
+        if len(found) == number:
+            break
+    return found
 
 
 _BY_OPERATORS = "an operator decides which tenants a user sees"
@@ -443,29 +421,20 @@ def unassign_staff(
     The user stays limited: the row remains without its tenant. The name may be the present one of
     the user or the one at the time of the assignment.
     """
-    if all_tenants:
-        return _allow_all_tenants(tenant, username)
-    with recorded("tenant.unassign_staff") as entry:
-        done = _of(username).filter(tenant_id=tenant.pk).update(tenant=None)
-        if done:
-            entry.changed("tenant", tenant.pk, {"staff": username}, {}, tenant.pk)
-    return done
-
-
-def _allow_all_tenants(tenant: Tenant, username: str) -> int:
-    # The audit entry is about ``tenant``, from which the user was removed last.
-    with recorded("tenant.unassign_staff") as entry:
-        slugs = list(
-            _of(username).exclude(tenant=None).order_by("pk").values_list("tenant__slug", flat=True)
-        )
-        done, _each = _of(username).delete()
-        if done:
-            before = {"staff": username, "tenants": slugs}
-            entry.changed("tenant", tenant.pk, before, {"tenants": "all"}, tenant.pk)
-    return done
-
-
-def _of(username: str) -> StaffTenantQuerySet:
     user = _user(username)
+    before: dict[str, Any] = {"staff": username}
+    after: dict[str, str] = {}
     named = Q(username=username) if user is None else Q(user_key=str(user.pk))
-    return assignments().filter(named)
+    rows = assignments().filter(named)
+    # The audit entry is about ``tenant``, also if the user is removed from all tenants.
+    with recorded("tenant.unassign_staff") as entry:
+        if all_tenants:
+            assigned = rows.exclude(tenant=None).order_by("pk")
+            before["tenants"] = list(assigned.values_list("tenant__slug", flat=True))
+            after["tenants"] = "all"
+            done, _each = rows.delete()
+        else:
+            done = rows.filter(tenant_id=tenant.pk).update(tenant=None)
+        if done:
+            entry.changed("tenant", tenant.pk, before, after, tenant.pk)
+    return done

@@ -106,40 +106,35 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         ).get()
         if row.completed_at is not None:
             return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
-        read = _next(row)
-        matching = _matching(row, read)
-        applied = _apply(row, matching) if matching else _Applied()
+        which, wanted = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
+        read = _next_tasks(row, which.first_id)
+        # The tasks of bulk operations are never changed.
+        matching = [
+            task.pk
+            for task in read
+            if task.tenant_id == row.tenant_id
+            and task.status in wanted
+            and task.name != BULK_OPERATION_TASK
+            and which.matches(task.status, task.queue, task.name)
+        ]
+        changed, errors = _apply(row, matching) if matching else (0, [])
         row.last_id = read[-1].pk if read else row.last_id
         row.matched += len(matching)
-        row.changed += applied.changed
-        row.failed += len(applied.errors)
-        row.errors = [*row.errors, *applied.errors][:_ERRORS]
+        row.changed += changed
+        row.failed += len(errors)
+        row.errors = [*row.errors, *errors][:_ERRORS]
         row.completed_at = now if len(read) < EXAMINED else None
         columns = ("last_id", "matched", "changed", "failed", "errors", "completed_at")
         bulk_operations().bulk_update([row], columns)
     return BulkProgress(row.matched, row.changed, row.failed, row.completed_at is not None)
 
 
-def _matching(row: BulkOperation, read: list[Any]) -> list[uuid.UUID]:
-    """Return the ids of the tasks to change. The tasks of bulk operations are never changed."""
-    which, wanted = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
-    return [
-        one.pk
-        for one in read
-        if one.tenant_id == row.tenant_id
-        and one.status in wanted
-        and one.name != BULK_OPERATION_TASK
-        and which.matches(one.status, one.queue, one.name)
-    ]
-
-
-def _next(row: BulkOperation) -> list[Any]:
+def _next_tasks(row: BulkOperation, first: uuid.UUID | None) -> list[Any]:
     """Return the next tasks of the tenant in the order of their ids; of all tenants if it is the
     default one, whose rows no index of their own finds.
 
     A cancellation reads open tasks only, however many have ended: a task may run until it is read.
     """
-    first = task_filter(row.filters).first_id
     rows = tables.tasks().filter(pk__lt=row.until_id)
     if row.kind == BulkKind.CANCEL:
         rows = rows.filter(status__in=sorted(OPEN), completed_at__isnull=True)
@@ -152,43 +147,31 @@ def _next(row: BulkOperation) -> list[Any]:
     return list(rows.only("pk", "tenant_id", "status", "queue", "name").order_by("pk")[:EXAMINED])
 
 
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """How many tasks were changed, and which were refused."""
-
-    changed: int = 0
-    errors: tuple[dict[str, str], ...] = ()
-
-
-def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
-    """Change these tasks together; one by one if one of them is refused."""
+def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> tuple[int, list[dict[str, str]]]:
+    """Change these tasks together; one by one if one of them is refused. Return how many were
+    changed, and the errors of those that were refused.
+    """
+    errors: list[dict[str, str]] = []
     if row.kind == BulkKind.CANCEL:
-        these = tables.tasks().filter(pk__in=ids)
         with acting(by=row.created_by, reason=row.reason):
-            return _Applied(operator_actions.cancel(these).total)
+            return operator_actions.cancel(tables.tasks().filter(pk__in=ids)).total, errors
+
+    def replay(keys: list[uuid.UUID]) -> int:
+        with tables.atomic(), acting(by=row.created_by, reason=row.reason):
+            return len(operator_actions.replay(tables.tasks().filter(pk__in=keys)))
+
     try:
-        applied = _Applied(_replayed(row, ids))
+        changed = replay(ids)
     except TransitionRefused:
-        applied = _one_by_one(row, ids)
+        changed = 0
+        for key in ids:
+            try:
+                changed += replay([key])
+            except TransitionRefused as refused:
+                errors.append({"task_id": str(key), "error": str(refused)})
     tenant = Tenant.objects.using(tables.database()).select_related("quota").get(pk=row.tenant_id)
-    quotas.charge_open_tasks(tenant, applied.changed)
-    return applied
-
-
-def _replayed(row: BulkOperation, ids: list[uuid.UUID]) -> int:
-    these = tables.tasks().filter(pk__in=ids)
-    with tables.atomic(), acting(by=row.created_by, reason=row.reason):
-        return len(operator_actions.replay(these))
-
-
-def _one_by_one(row: BulkOperation, ids: list[uuid.UUID]) -> _Applied:
-    changed, errors = 0, []
-    for key in ids:
-        try:
-            changed += _replayed(row, [key])
-        except TransitionRefused as refused:
-            errors.append({"task_id": str(key), "error": str(refused)})
-    return _Applied(changed, tuple(errors))
+    quotas.charge_open_tasks(tenant, changed)
+    return changed, errors
 
 
 def prune_operations(now: datetime, limit: int) -> int:

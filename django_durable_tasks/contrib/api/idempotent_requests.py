@@ -86,12 +86,26 @@ def once(
     Raises RequestConflict if the key belongs to a request with other contents, and
     RequestInProgress if such a request has not ended within the lock timeout.
     """
-    row = _inserted_first(identity, limits) or _existing(identity, now)
+    row = _inserted_first(identity, limits)
+    if row is None:
+        existing = requests().filter(
+            tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
+        )
+        row = existing.first() or _uncommitted(existing, identity)
+        if row is not None and row.created_at < now - _KEPT:
+            requests().filter(pk=row.pk).delete()
+            row = None
     row = row or _inserted(identity, limits)
     if row is None:
         raise RequestInProgress(f"Idempotency-Key {identity.key!r}: repeat the request.")
     if row.status_code:
-        return _replayed(row, identity)
+        if row.fingerprint != identity.fingerprint:
+            raise RequestConflict(
+                f"Idempotency-Key {identity.key!r} belongs to a request with other contents. Send"
+                " the same request, or another key."
+            )
+        body = decrypted(row.body, _place(row))
+        return StoredAnswer(row.status_code, body, row.headers, replayed=True)
     with collected_entries() as entries:
         answer = act()
     _store(row, answer, entries)
@@ -114,18 +128,6 @@ def _store_in_one_statement(
     texts = {"body": json.dumps(body), "headers": json.dumps(headers)}
     values = {"id": row.pk, "status_code": answer.status_code, **texts}
     insert_entries(entries, sql("store_answer"), values)
-
-
-def _existing(identity: RequestIdentity, now: datetime) -> IdempotentRequest | None:
-    """Return the unexpired row of the key; an expired one is deleted."""
-    found = requests().filter(
-        tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
-    )
-    row = found.first() or _uncommitted(found, identity)
-    if row is not None and row.created_at < now - _KEPT:
-        requests().filter(pk=row.pk).delete()
-        return None
-    return row
 
 
 @verb
@@ -196,16 +198,6 @@ def in_progress(identity: RequestIdentity) -> Iterator[None]:
             f"Idempotency-Key {identity.key!r}: a request with this key is running; repeat yours"
             " in a second."
         ) from error
-
-
-def _replayed(row: IdempotentRequest, identity: RequestIdentity) -> StoredAnswer:
-    if row.fingerprint != identity.fingerprint:
-        raise RequestConflict(
-            f"Idempotency-Key {identity.key!r} belongs to a request with other contents. Send the"
-            " same request, or another key."
-        )
-    body = decrypted(row.body, _place(row))
-    return StoredAnswer(row.status_code, body, row.headers, replayed=True)
 
 
 def _place(row: IdempotentRequest) -> StorageLocation:

@@ -6,15 +6,20 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import KeyMode
-from django_durable_tasks.models.fields import ExactCharField, InstantField, StatementTime
-from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.fields import (
+    ExactCharField,
+    InstantField,
+    StatementTime,
+    choices_of,
+)
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 from django_durable_tasks.models.tasks import new_task_id
 
 # TenantQuota: what an operator allows one tenant. Other tenants have the values of QUOTAS.
@@ -149,12 +154,8 @@ class StaffTenant(GuardedModel):
 # ApiKey: a key with which a program uses the HTTP API as one tenant.
 
 
-class ApiKeyQuerySet(GuardedQuerySet["ApiKey"]):
+class ApiKeyQuerySet(TenantQuerySet["ApiKey"]):
     """The queryset of API keys."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Keys of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
     def live(self, now: datetime) -> Self:
         """Keys that are neither expired nor revoked at this time."""
@@ -179,9 +180,7 @@ class ApiKey(GuardedModel):
         _("name"), max_length=100, help_text=_("What uses the key. A rotation keeps the name.")
     )
     identifier = ExactCharField(_("id"), max_length=8, unique=True)
-    mode = ExactCharField(
-        _("mode"), max_length=4, choices=[(mode.value, mode.value) for mode in KeyMode]
-    )
+    mode = ExactCharField(_("mode"), max_length=4, choices=choices_of(KeyMode))
     digest = ExactCharField(max_length=64, editable=False)
     scopes = models.JSONField(_("scopes"), default=list)
     created_at = InstantField(_("created at"), db_default=StatementTime())
@@ -277,12 +276,8 @@ class BulkKind(StrEnum):
     REPLAY = "REPLAY"
 
 
-class BulkOperationQuerySet(GuardedQuerySet["BulkOperation"]):
+class BulkOperationQuerySet(TenantQuerySet["BulkOperation"]):
     """The queryset of bulk operations."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Operations of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
 
 
 class BulkOperation(GuardedModel):
@@ -302,9 +297,7 @@ class BulkOperation(GuardedModel):
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant", models.PROTECT, db_index=False, related_name="+"
     )
-    kind = ExactCharField(
-        _("kind"), max_length=6, choices=[(kind.value, kind.value) for kind in BulkKind]
-    )
+    kind = ExactCharField(_("kind"), max_length=6, choices=choices_of(BulkKind))
     filters = models.JSONField(_("filters"), default=dict)
     task = models.ForeignKey(
         "django_durable_tasks.Task",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -130,9 +130,7 @@ def set_quotas(
     requests: Annotated[
         str | None,
         Argument(
-            _("Requests"),
-            _("Requests to the HTTP API in a period: 600/m, 10/s."),
-            metavar="RATE",
+            _("Requests"), _("Requests to the HTTP API in a period: 600/m, 10/s."), metavar="RATE"
         ),
     ] = None,
     reset: Annotated[
@@ -143,16 +141,10 @@ def set_quotas(
     """Set the quotas that are given; with ``reset`` the others get the values of QUOTAS. Raises
     InvalidOption.
     """
-    numbers = {
-        "open_tasks": open_tasks,
-        "recurring_tasks": recurring_tasks,
-        "runs_per_day": runs_per_day,
-        "calendars": calendars,
-        "payload_bytes": payload_bytes,
-    }
+    numbers = (open_tasks, recurring_tasks, runs_per_day, calendars, payload_bytes)
     checked: dict[str, Any] = {
         name: number_of(name, value)
-        for name, value in numbers.items()
+        for name, value in zip(NUMBERS, numbers, strict=True)
         if reset or value is not None
     }
     if reset or requests is not None:
@@ -313,7 +305,7 @@ def charge(tenant: Tenant, name: str) -> None:
     if most is None:
         return
     _locked(tenant)
-    used = _counted(_OBJECTS[name](tenant.pk), most)
+    used = _counted(_objects(tenant.pk)[name], most)
     if used > most:
         kind = name.replace("_", " ")
         raise QuotaExceeded(
@@ -324,21 +316,13 @@ def charge(tenant: Tenant, name: str) -> None:
         )
 
 
-def _calendars(tenant_id: int) -> QuerySet[Calendar]:
-    rows: QuerySet[Calendar] = Calendar.objects.using(tables.database())
-    return rows.filter(tenant_id=tenant_id)
-
-
-def _recurring_tasks(tenant_id: int) -> QuerySet[RecurringTask]:
-    rows: QuerySet[RecurringTask] = RecurringTask.objects.using(tables.database())
-    return rows.filter(tenant_id=tenant_id).exclude(status=RecurringStatus.CANCELLED)
-
-
-_OBJECTS: dict[str, Callable[[int], QuerySet[Any]]] = {
-    "recurring_tasks": _recurring_tasks,
-    "calendars": _calendars,
-}
-"""The objects of a tenant that a quota counts, by the name of the quota."""
+def _objects(tenant_id: int) -> dict[str, QuerySet[Any]]:
+    """Return the objects of a tenant that a quota counts, by the name of the quota."""
+    schedules = RecurringTask.objects.using(tables.database()).filter(tenant_id=tenant_id)
+    return {
+        "recurring_tasks": schedules.exclude(status=RecurringStatus.CANCELLED),
+        "calendars": Calendar.objects.using(tables.database()).filter(tenant_id=tenant_id),
+    }
 
 
 def check_payload(tenant: Tenant, arguments: Any) -> None:
@@ -378,8 +362,8 @@ def usage(tenant: Tenant) -> list[QuotaUsage]:
     return [
         QuotaUsage("open_tasks", given.open_tasks, _used(opened, given.open_tasks)),
         *(
-            QuotaUsage(name, getattr(given, name), _used(rows(tenant.pk), getattr(given, name)))
-            for name, rows in _OBJECTS.items()
+            QuotaUsage(name, getattr(given, name), _used(rows, getattr(given, name)))
+            for name, rows in _objects(tenant.pk).items()
         ),
         QuotaUsage("runs_per_day", given.runs_per_day, None),
         QuotaUsage("payload_bytes", given.payload_bytes, None),

@@ -9,7 +9,7 @@ import re
 import uuid
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -244,14 +244,11 @@ class TaskFilter:
 
     def stored(self) -> dict[str, Any]:
         """Return the filters that are given as JSON values."""
-        found = {
-            "status": None if self.status is None else self.status.value,
-            "queue": self.queue,
-            "name": self.name,
-            "since": None if self.since is None else self.since.isoformat(),
-            "before": None if self.before is None else self.before.isoformat(),
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else str(value)
+            for name, value in asdict(self).items()
+            if value is not None
         }
-        return {name: value for name, value in found.items() if value is not None}
 
 
 def task_filter(stored: Mapping[str, Any]) -> TaskFilter:

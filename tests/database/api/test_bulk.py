@@ -221,7 +221,7 @@ def test_steps_continue_where_the_last_one_ended(
         raise KeyError("crash")
 
     with monkeypatch.context() as crashing:
-        crashing.setattr(bulk_operations, "_matching", crash)
+        crashing.setattr("django_durable_tasks.tasks.operator_actions.cancel", crash)
         with pytest.raises(KeyError):
             bulk_operations.advance(operation.pk, acme.tenant.pk, now=timezone.now())
     assert _finish(operation.pk, acme.tenant) >= 2

@@ -28,7 +28,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.cluster import QueueControlManager
 from django_durable_tasks.models.schedules import CalendarManager, RecurringTaskManager
-from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskActions, TaskManager
+from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskManager, TaskQuerySet
 from django_durable_tasks.operations.operation import OPERATIONS
 from django_durable_tasks.tasks import operator_actions
 from tests.database.api.client import a_tenant
@@ -92,13 +92,13 @@ def _remove_calendar() -> Any:
 
 _FIRE = (timezone.now() + 2 * _LATER).replace(hour=9, minute=0, second=0, microsecond=0)
 _PUBLIC: dict[tuple[Any, str], Callable[[], Any]] = {
-    (TaskActions, "replay"): _on_tasks("FAILED", "replay"),
-    (TaskActions, "retry"): _on_tasks(
+    (TaskQuerySet, "replay"): _on_tasks("FAILED", "replay"),
+    (TaskQuerySet, "retry"): _on_tasks(
         "PENDING", "retry", failures=1, due_at=timezone.now() + _LATER
     ),
-    (TaskActions, "cancel"): _on_tasks("PENDING", "cancel"),
-    (TaskActions, "force_complete"): _on_tasks("FAILED", "force_complete"),
-    (TaskActions, "reschedule"): _on_tasks("PENDING", "reschedule", timezone.now() + _LATER),
+    (TaskQuerySet, "cancel"): _on_tasks("PENDING", "cancel"),
+    (TaskQuerySet, "force_complete"): _on_tasks("FAILED", "force_complete"),
+    (TaskQuerySet, "reschedule"): _on_tasks("PENDING", "reschedule", timezone.now() + _LATER),
     (TaskManager, "cancel"): _on_key("cancel"),
     (TaskManager, "reschedule"): _on_key("reschedule", timezone.now() + _LATER),
     (DeadLetterQuerySet, "replay"): _replay_letters,
@@ -124,7 +124,7 @@ _PUBLIC: dict[tuple[Any, str], Callable[[], Any]] = {
     (RecurringTask, "withdraw"): _on_schedule("withdraw", _FIRE),
 }
 _OWNERS = (
-    TaskActions,
+    TaskQuerySet,
     TaskManager,
     DeadLetterQuerySet,
     QueueControlManager,

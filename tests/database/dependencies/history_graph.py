@@ -8,23 +8,13 @@ from typing import Any
 
 from django.db import connection
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.store import tables
 from django_durable_tasks.task_values import Run
-from tests.database.dependencies.random_graphs import (
-    Crash,
-    Edges,
-    dying_at,
-    graphs,
-    whole,
-)
+from tests.database.dependencies.random_graphs import Crash, Edges, dying_at, graphs, whole
 from tests.database.dependencies.reference import READY, Edge, Graph, Node
 from tests.process_state import new_process_state
 from tests.project.tasks import noop

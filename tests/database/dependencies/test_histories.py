@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    rule,
-)
+from hypothesis.stateful import rule
 
 from django_durable_tasks.choices import Gate
 from django_durable_tasks.dependencies import edges, edit, resolve
@@ -26,13 +24,7 @@ from django_durable_tasks.workflows import runs
 from django_durable_tasks.workflows.builder import AddedTasks
 from tests.database.dependencies import random_graphs as drawn
 from tests.database.dependencies.history_graph import HistoryGraph
-from tests.database.dependencies.random_graphs import (
-    among,
-    picks,
-    points,
-    some,
-    whole,
-)
+from tests.database.dependencies.random_graphs import among, picks, points, some, whole
 from tests.database.dependencies.reference import ENDED, READY, Edge, Node
 from tests.database.dependencies.worker_and_leader import HOPELESS, begin, recount
 from tests.database.transitions.transition_calls import CRASH, FAILURE
@@ -154,9 +146,7 @@ class Histories(HistoryGraph):
                 operator_actions.replay(self._question(names), by="bob")
             return
         found = self._do(
-            lambda: operator_actions.replay(self._question(names), by="bob"),
-            point,
-            foreseen=True,
+            lambda: operator_actions.replay(self._question(names), by="bob"), point, foreseen=True
         )
         assert set(found) == {self.ids[name] for name in ended & back}
 

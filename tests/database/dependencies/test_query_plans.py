@@ -19,11 +19,7 @@ from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from django_durable_tasks.store import statements
 
-pytestmark = [
-    pytest.mark.postgresql,
-    pytest.mark.django_db,
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.postgresql, pytest.mark.django_db, pytest.mark.timeout(300)]
 
 RUNS, TASKS, WIDE = 100, 50_000, 3_000
 _TASKS = """

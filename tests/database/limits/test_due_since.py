@@ -18,14 +18,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim as task_claim
-from tests.database.limits.limited_tasks import (
-    BY_SCOPE,
-    NODE,
-    claim,
-    end,
-    limit,
-    release_waiting,
-)
+from tests.database.limits.limited_tasks import BY_SCOPE, NODE, claim, end, limit, release_waiting
 from tests.factories import NOOP, many_tasks
 
 pytestmark = pytest.mark.django_db

@@ -78,10 +78,7 @@ def test_each_customer_has_the_rate(settings: Any) -> None:
     assert waiting.keys() == {f"tenant:{tenant_id}" for tenant_id in customers}
     assert [
         (waiting[f"tenant:{one}"].source, waiting[f"tenant:{one}"].rate) for one in customers
-    ] == [
-        ("OPERATOR", "3/d"),
-        ("CODE", "3/d"),
-    ]
+    ] == [("OPERATOR", "3/d"), ("CODE", "3/d")]
 
 
 @pytest.mark.django_db(transaction=True)

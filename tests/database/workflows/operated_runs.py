@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.models import (
-    WorkflowRun,
-)
+from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.workflows.operations import GraphReport
 from tests.project.tasks import noop
 

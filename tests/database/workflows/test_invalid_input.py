@@ -54,9 +54,7 @@ def _referring(*path: str | int) -> Task:
 
 
 @pytest.mark.parametrize("path", [("cols",), ("rows", 2), ("rows", 0, "x")])
-def test_a_missing_part_of_a_result_fails_the_body_permanently(
-    path: tuple[str | int, ...],
-) -> None:
+def test_a_missing_part_of_a_result_fails_the_body_permanently(path: tuple[str | int, ...]) -> None:
     run = begin(_referring(*path))
     with pytest.raises(InvalidReference, match="there is no") as refused:
         resolve.resolve_references(run.args, run.kwargs, run.tenant_id)

@@ -232,9 +232,6 @@ def test_a_row_locked_by_the_project_stops_its_own_workflow_only(
         act()
         assert _has_changed(second) != before[1]
         assert _has_changed(first) == before[0]
-    for module in (
-        resolve,
-        runs,
-    ):
+    for module in (resolve, runs):
         module._isolation._items.clear()
     until(lambda: act() or _has_changed(first) != before[0], within=30)

@@ -7,15 +7,8 @@ from __future__ import annotations
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.exceptions import (
-    InvalidOption,
-    TransitionRefused,
-)
-from django_durable_tasks.models import (
-    DeadLetter,
-    Task,
-    WorkflowRun,
-)
+from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
+from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.workflows import operations, runs
 from django_durable_tasks.workflows.builder import AddedTasks

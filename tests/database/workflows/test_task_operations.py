@@ -11,11 +11,7 @@ from django_durable_tasks.exceptions import (
     InvalidOption,
     TransitionRefused,
 )
-from django_durable_tasks.models import (
-    TaskDependency,
-    TaskExecutionLog,
-    WorkflowRun,
-)
+from django_durable_tasks.models import TaskDependency, TaskExecutionLog, WorkflowRun
 from django_durable_tasks.workflows import operations
 from tests.database.dependencies.worker_and_leader import (
     fail,
