@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
-from django_durable_tasks.scheduler.republishing import Comparison, _Published
+from django_durable_tasks.scheduler.republishing import Comparison
 
 
 class Leader:
@@ -17,9 +17,9 @@ class Leader:
 
     def look(self) -> int:
         """Compare all queues once; return how many tasks were republished."""
-        queues = list[_Published]()
-        self.comparison.read(queues)
-        return sum(self.comparison.compare(one) for one in queues)
+        queues = self.comparison.read()
+        self.comparison.read_starts(queues)
+        return sum(self.comparison.compare(published) for published in queues)
 
     def compare(self) -> int:
         """Compare all queues until nothing changes any more, each queue at least twice, and then

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -22,6 +22,7 @@ from django_durable_tasks.limits.backpressure import QueueHead, QueueSnapshot, r
 from django_durable_tasks.limits.config import refresh_limits
 from django_durable_tasks.limits.waitlist import URGENT
 from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex
+from django_durable_tasks.scheduler.threads import Steps
 from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER, QueueDemand
 from django_durable_tasks.store import clock
 from django_durable_tasks.store.clock import database_now
@@ -45,11 +46,11 @@ class QueueRotation:
 
     def ordered(self, queues: Iterable[str]) -> list[str]:
         """Return these queues, the one that was served longest ago first."""
-        found = list(queues)
+        shuffled = list(queues)
         # Queues of equal rank come in random order, so that several schedulers do not begin with
         # the same ones.
-        random.shuffle(found)
-        return sorted(found, key=lambda queue: self._last.get(queue, 0))
+        random.shuffle(shuffled)
+        return sorted(shuffled, key=lambda queue: self._last.get(queue, 0))
 
     def served(self, queues: Iterable[str]) -> None:
         """Record that these queues were served now, all at once."""
@@ -98,7 +99,9 @@ class PublishWindows:
                 self._snapshot = backpressure.snapshot()
                 with self._lock:
                     self._sent = Counter()
-                self._count_at = time.monotonic() + _pause_after(self._snapshot)
+                queued = self._snapshot.queued.total()
+                pause = _PAUSE_PER_QUEUED * queued if queued > _FEW_QUEUED else 0.0
+                self._count_at = time.monotonic() + min(pause, _LONGEST_WINDOW_PAUSE)
             else:
                 self._snapshot = self._snapshot.with_paused(backpressure.paused_queues())
         self._behind = frozenset([queue for queue, at in heads.items() if at < now - _BEHIND])
@@ -147,19 +150,16 @@ class PublishWindows:
     def demands(self, due: Mapping[str, int]) -> list[QueueDemand]:
         """Return how many tasks of these queues may be claimed, for the queues that have capacity.
         ``due``: for each queue the priorities for which tasks are due (``QueueDemand.levels``).
-        """
-        found = [self._demand(queue, levels) for queue, levels in due.items()]
-        return [one for one in found if one.limit]
 
-    def _demand(self, queue: str, levels: int) -> QueueDemand:
-        """Return the demand of a queue. If its window is full, only urgent tasks are demanded,
-        within a small reserve.
+        If the window of a queue is full, only urgent tasks are demanded, within a small reserve.
         """
-        capacity = self.capacity(queue)
-        if capacity:
-            return QueueDemand(queue, capacity, levels=levels)
-        urgent = self._snapshot.urgent_capacity(queue) - self._used(queue)
-        return QueueDemand(queue, max(0, urgent), URGENT, levels)
+        demands = []
+        for queue, levels in due.items():
+            if capacity := self.capacity(queue):
+                demands.append(QueueDemand(queue, capacity, levels=levels))
+            elif (urgent := self._snapshot.urgent_capacity(queue) - self._used(queue)) > 0:
+                demands.append(QueueDemand(queue, urgent, URGENT, levels))
+        return demands
 
     def capacity_at_commit(self, queue: str) -> int:
         """Return how many new tasks of this queue may be published without a claim; safe from
@@ -171,12 +171,6 @@ class PublishWindows:
         if time.monotonic() - self._read_at > _USABLE or queue in self._behind:
             return 0
         return self.capacity(queue) if broker_outage.breaker.closed() else 0
-
-
-def _pause_after(snapshot: QueueSnapshot) -> float:
-    """Return the seconds until the published tasks are counted again."""
-    queued = snapshot.queued.total()
-    return min(_PAUSE_PER_QUEUED * queued, _LONGEST_WINDOW_PAUSE) if queued > _FEW_QUEUED else 0.0
 
 
 # Publishes batch messages for due tasks that workers start in batches.
@@ -212,32 +206,32 @@ class BatchDispatch:
         A worker that starts as many tasks as it may publishes the next message itself.
         """
         due = {
-            (one.queue, one.name): one.priority for one in self._heads if one.priority is not None
+            (head.queue, head.name): head.priority
+            for head in self._heads
+            if head.priority is not None
         }
-        self.look_at = math.inf
-        sent = self._publish(due) if due else 0
+        self.look_at, sent = math.inf, 0
+        if due:
+            with dedicated_connection():
+                paused, limit_config = backpressure.paused_queues(), config.limits_in_force()
+            sent = publisher.publish_batches(
+                {
+                    (queue, name): priority
+                    for (queue, name), priority in due.items()
+                    if queue not in paused and not limit_config.lacks_worker(name, queue)
+                }
+            )
         self._pause = LOOK_PAUSE if sent or not due else 2 * self._pause
         if due and self._pause <= _LONGEST_BATCH_PAUSE:
             self.look_at = time.monotonic() + self._pause
         return sent
-
-    def _publish(self, due: dict[tuple[str, str], int]) -> int:
-        with dedicated_connection():
-            paused, limit_config = backpressure.paused_queues(), config.limits_in_force()
-        return publisher.publish_batches(
-            {
-                (queue, name): priority
-                for (queue, name), priority in due.items()
-                if queue not in paused and not limit_config.lacks_worker(name, queue)
-            }
-        )
 
     def must_look(self, now: datetime) -> bool:
         """Return whether to look now: a task has become due since the last look, or ``look_at`` has
         passed.
         """
         return time.monotonic() >= self.look_at or any(
-            one.priority is None and one.due_at <= now for one in self._heads
+            head.priority is None and head.due_at <= now for head in self._heads
         )
 
     def look(self, now: datetime) -> int:
@@ -249,7 +243,7 @@ class BatchDispatch:
 
     def upcoming(self, now: datetime) -> list[datetime]:
         """Return when the first tasks become due that were not due at the last look."""
-        return [one.due_at for one in self._heads if one.due_at > now]
+        return [head.due_at for head in self._heads if head.due_at > now]
 
 
 # A poll reads the first due time of each queue, publishes tasks that are due within the window of
@@ -260,7 +254,7 @@ class BatchDispatch:
 
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
-Attempt = Callable[[str, Callable[[], int], float], int]
+
 _TIME_LIMIT = 60.0
 _BATCHES = "Publishing batch messages"
 _BUSY_POLL_INTERVAL = 0.1
@@ -286,17 +280,14 @@ _CLOCK_TOLERANCE = timedelta(microseconds=300)
 
 
 class DispatchLoop:
-    """Publishes the due tasks of ``shards``; None means all of them.
+    """Publishes the due tasks of ``shards``; None means all of them."""
 
-    ``attempt`` is ``Steps.attempt``.
-    """
-
-    def __init__(self, node: uuid.UUID, index: DueIndex, attempt: Attempt) -> None:
+    def __init__(self, node: uuid.UUID, index: DueIndex, steps: Steps) -> None:
         self.node, self.index = node, index
         self.shards: frozenset[int] | None = None
         self.scanned_at: float | None = None
         self.sent_at: float | None = None
-        self._attempt = attempt
+        self._steps = steps
         self.windows = PublishWindows()
         self._rotation, self._batches = QueueRotation(), BatchDispatch()
         self._failed_queues = set[str]()
@@ -338,7 +329,7 @@ class DispatchLoop:
             sent += self.poll()
         elif self._batches.must_look(self.now - _CLOCK_TOLERANCE):
             look = partial(self._batches.look, self.now)
-            sent += self._attempt(_BATCHES, look, _TIME_LIMIT)
+            sent += self._steps.attempt(_BATCHES, look, 0, _TIME_LIMIT)
         if sent:
             self.sent_at = time.monotonic()
             self._busy_until = self.sent_at + _BUSY_FOR
@@ -359,37 +350,37 @@ class DispatchLoop:
             self._next_heads = [head.at for head in coming if head.at > now]
             self.windows.refresh({head.queue: head.at for head in coming}, now, coming=bool(coming))
         due = {head.queue: head.levels for head in coming if head.at <= now}
+
+        def refresh() -> None:
+            with dedicated_connection():
+                refresh_limits()
+
         if coming:  # so that no claim at a due time has to read them
-            self._attempt("Reading the limits", _refresh_limits, _TIME_LIMIT)
+            self._steps.attempt("Reading the limits", refresh, None, _TIME_LIMIT)
         sent, unindexed, more = self._dispatch(due, now)
-        batches = self._attempt(_BATCHES, self._batches.publish, _TIME_LIMIT)
-        if coming and (requested or self._may_read_ahead(coming)):
+        batches = self._steps.attempt(_BATCHES, self._batches.publish, 0, _TIME_LIMIT)
+        # Read ahead if the last read is old, or did not include all of these queues and priorities.
+        if coming and (
+            requested
+            or time.monotonic() >= self._read_ahead_at + _READ_AHEAD_INTERVAL
+            or any(head.levels & ~self._read_ahead.get(head.queue, 0) for head in coming)
+        ):
             read_ahead = partial(self._look_ahead, coming, now, soon)
-            self._attempt("Reading upcoming tasks", read_ahead, _TIME_LIMIT)
+            self._steps.attempt("Reading upcoming tasks", read_ahead, None, _TIME_LIMIT)
         self.scanned_at = time.monotonic()
         self._poll_at = self.scanned_at + (0.0 if more else self._pause(unindexed))
         self._poll_is_urgent = more or bool(unindexed)
         self._poll_took = min(self.scanned_at - began, _POLL_DURATION_MAX)
         return sent + batches
 
-    def _may_read_ahead(self, coming: list[QueueHead]) -> bool:
-        """Return whether the last read is old, or did not include all of these queues and
-        priorities.
-        """
-        if time.monotonic() >= self._read_ahead_at + _READ_AHEAD_INTERVAL:
-            return True
-        return any(head.levels & ~self._read_ahead.get(head.queue, 0) for head in coming)
-
     def _next_poll_at(self) -> float:
-        """Return when to poll next: a request makes it earlier, but keeps the minimum interval."""
+        """Return when to poll next. A request makes it earlier, but keeps the minimum interval. A
+        regular poll that would delay a task of the due index is postponed.
+        """
+        now = time.monotonic()
         if self._poll_requested:
             return min(self._poll_at, (self.scanned_at or 0.0) + _MIN_POLL_INTERVAL)
-        return self._poll_at if self._poll_is_urgent else self._postponed_poll_at()
-
-    def _postponed_poll_at(self) -> float:
-        """Return when a regular poll delays no task of the due index that is due soon."""
-        now = time.monotonic()
-        if now < self._poll_at:
+        if self._poll_is_urgent or now < self._poll_at:
             return self._poll_at
         next_at = self._next_at()
         until = 0.0 if next_at is None else (next_at + _CLOCK_TOLERANCE - self.now).total_seconds()
@@ -424,15 +415,21 @@ class DispatchLoop:
         come first.
         """
         batch, sent, unindexed = settings().BATCH_SIZE, Counter[str](), 0
-        left = {one.queue: one for one in self.windows.demands(due)}
+        left = {demand.queue: demand for demand in self.windows.demands(due)}
         for _ in range(_PASSES_PER_POLL):
             if not left:
                 break
             most = _BATCHES_PER_PASS * batch
             part = max(_MIN_PER_QUEUE, most // len(left))
-            queue_demands = [left[queue].at_most(part) for queue in self._rotation.ordered(left)]
+            demands = [left[queue].at_most(part) for queue in self._rotation.ordered(left)]
             done = Dispatched()
-            self._serve(done, queue_demands, now, most)
+            # A queue that failed the last time is claimed alone.
+            alone = [demand for demand in demands if demand.queue in self._failed_queues]
+            together = [demand for demand in demands if demand.queue not in self._failed_queues]
+            if together:
+                self._serve_together(done, together, now, most)
+            for demand in alone:
+                self._serve_single(done, demand, now)
             self._rotation.served(done.taken)
             # A claimed task that stayed in the index would be claimed again in vain.
             unindexed += len(done.ids) - self.index.discard(done.ids)
@@ -440,138 +437,123 @@ class DispatchLoop:
                 self.windows.record_sent(queue, number)
             sent.update(done.sent)
             left = {
-                one.queue: whole._replace(limit=whole.limit - done.claimed[one.queue])
-                for one in queue_demands
-                if (whole := left[one.queue]).limit > done.claimed[one.queue]
-                and (one.queue in done.cut or done.taken[one.queue] >= one.limit)
+                demand.queue: whole._replace(limit=whole.limit - done.claimed[demand.queue])
+                for demand in demands
+                if (whole := left[demand.queue]).limit > done.claimed[demand.queue]
+                and (demand.queue in done.cut or done.taken[demand.queue] >= demand.limit)
             }
         more = bool(left) or any(number >= batch for number in sent.values())
         return sent.total(), unindexed, more
 
-    def _serve(
-        self, done: Dispatched, queue_demands: list[QueueDemand], now: datetime, most: int
-    ) -> None:
-        """Dispatch these queues together, except those that failed the last time."""
-        together = [one for one in queue_demands if one.queue not in self._failed_queues]
-        apart = [one for one in queue_demands if one.queue in self._failed_queues]
-        if together:
-            self._serve_together(done, together, now, most)
-        for one in apart:
-            self._serve_single(done, one, now)
-
     def _serve_together(
-        self, done: Dispatched, queue_demands: list[QueueDemand], now: datetime, most: int
+        self, done: Dispatched, demands: list[QueueDemand], now: datetime, most: int
     ) -> None:
         """Dispatch these queues; on failure retry in halves to isolate the failing queue."""
-        if len(queue_demands) == 1:
-            self._serve_single(done, queue_demands[0], now)
+        if len(demands) == 1:
+            self._serve_single(done, demands[0], now)
             return
         failed = list[Exception]()
 
         def act() -> int:
             try:
-                return self._dispatch_of(done, queue_demands, now, most - done.taken.total())
+                return self._dispatch_of(done, demands, now, most - done.taken.total())
             except Exception as error:
                 logger.debug(
                     "Dispatching %d queues together failed; trying halves.",
-                    len(queue_demands),
+                    len(demands),
                     exc_info=True,
                 )
                 failed.append(error)
                 return 0
 
-        self._attempt("Dispatching due tasks", act, _TIME_LIMIT)
+        self._steps.attempt("Dispatching due tasks", act, 0, _TIME_LIMIT)
         if failed:
             with dedicated_connection():
                 database_now()  # raises in an outage, so that the halves are not tried
-            middle = len(queue_demands) // 2
-            for half in (queue_demands[:middle], queue_demands[middle:]):
+            middle = len(demands) // 2
+            for half in (demands[:middle], demands[middle:]):
                 self._serve_together(done, half, now, most)
 
-    def _serve_single(self, done: Dispatched, one: QueueDemand, now: datetime) -> None:
+    def _serve_single(self, done: Dispatched, demand: QueueDemand, now: datetime) -> None:
         """Dispatch this queue; after a failure it is claimed separately until it succeeds."""
 
         def act() -> int:
-            self._failed_queues.add(one.queue)
-            sent = self._dispatch_of(done, [one], now, one.limit)
-            self._failed_queues.discard(one.queue)
+            self._failed_queues.add(demand.queue)
+            sent = self._dispatch_of(done, [demand], now, demand.limit)
+            self._failed_queues.discard(demand.queue)
             return sent
 
-        self._attempt(f"Dispatching queue {one.queue!r}", act, _TIME_LIMIT)
+        self._steps.attempt(f"Dispatching queue {demand.queue!r}", act, 0, _TIME_LIMIT)
 
     def _dispatch_of(
-        self, done: Dispatched, queue_demands: list[QueueDemand], now: datetime, limit: int
+        self, done: Dispatched, demands: list[QueueDemand], now: datetime, limit: int
     ) -> int:
         # A joint claim that failed may have published some tasks: a repetition must not exceed
         # the windows.
         rest = [
-            one.at_most(number)
-            for one in queue_demands
-            if (number := one.limit - done.claimed.get(one.queue, 0)) > 0
+            demand.at_most(number)
+            for demand in demands
+            if (number := demand.limit - done.claimed.get(demand.queue, 0)) > 0
         ]
         publisher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
         return done.sent.total()
 
-    def _look_ahead(self, coming: list[QueueHead], now: datetime, soon: datetime) -> int:
-        queues, levels = [head.queue for head in coming], 0
+    def _look_ahead(self, coming: list[QueueHead], now: datetime, soon: datetime) -> None:
+        queues, levels, limit = [head.queue for head in coming], 0, 10 * settings().BATCH_SIZE
         for head in coming:
             levels |= head.levels
         with dedicated_connection():
-            found = task_claim.coming(
-                queues, now, soon, 10 * settings().BATCH_SIZE, self.shards, levels=levels
-            )
-        self.index.add(DueEntry(*row) for row in found)
-        if len(found) < 10 * settings().BATCH_SIZE:
+            rows = task_claim.coming(queues, now, soon, limit, self.shards, levels=levels)
+        self.index.add(DueEntry(*row) for row in rows)
+        if len(rows) < limit:
             self._read_ahead_at, self._read_ahead = time.monotonic(), dict.fromkeys(queues, levels)
-        return 0
 
     def _dispatch_at_due_time(self) -> int:
         """Claim the tasks of the due index that are due by their ids; a poll handles the others."""
         began = time.monotonic()
         if began < self._next_claim_at:
             return 0
-        found = list[DueEntry]()
-        self._attempt("Reading the due index", lambda: self._pop(found), _TIME_LIMIT)
-        self._popped_nothing = not found
-        if not found:
+        entries = list[DueEntry]()
+
+        def pop() -> None:
+            # Appended one after the other: what was popped is claimed even after an error.
+            nonlocal entries
+            now, limit, mine = self.now - _CLOCK_TOLERANCE, settings().BATCH_SIZE, self.shards
+            entries += self.index.pop_due(now, limit, mine)
+            if mine is not None and len(entries) < limit:
+                unserved_since = now - timedelta(seconds=UNSERVED_AFTER)
+                entries += self.index.pop_due(unserved_since, limit - len(entries))
+
+        self._steps.attempt("Reading the due index", pop, None, _TIME_LIMIT)
+        self._popped_nothing = not entries
+        if not entries:
             return 0
-        going = Counter(due.queue for due in found)
-        capacity = {queue: self.windows.capacity(queue) for queue in going}
-        ids = [due.task_id for due in found if going[due.queue] <= capacity[due.queue]]
+        numbers = Counter(due.queue for due in entries)
+        capacity = {queue: self.windows.capacity(queue) for queue in numbers}
+        ids = [due.task_id for due in entries if numbers[due.queue] <= capacity[due.queue]]
         claim = partial(publisher.dispatch_these, ids, self.now, self.node)
         sent = (
-            self._attempt("Dispatching tasks at their due time", claim, _TIME_LIMIT) if ids else 0
+            self._steps.attempt("Dispatching tasks at their due time", claim, 0, _TIME_LIMIT)
+            if ids
+            else 0
         )
-        if sent == len(found):
-            for queue, number in going.items():
+        if sent == len(entries):
+            for queue, number in numbers.items():
                 self.windows.record_sent(queue, number)
         else:
             self._poll_at = min(self._poll_at, time.monotonic() + _MIN_POLL_INTERVAL)
             self._poll_is_urgent = True
         ended = time.monotonic()
         self._next_claim_at = ended + min(
-            max(ended - began, _CLAIM_PAUSE_PER_TASK * len(found)), _CLAIM_PAUSE_MAX
+            max(ended - began, _CLAIM_PAUSE_PER_TASK * len(entries)), _CLAIM_PAUSE_MAX
         )
         return sent
 
-    def _pop(self, found: list[DueEntry]) -> int:
-        """Append due entries of the index to ``found``, which is complete even after an error."""
-        now, limit, mine = self.now - _CLOCK_TOLERANCE, settings().BATCH_SIZE, self.shards
-        found += self.index.pop_due(now, limit, mine)
-        if mine is not None and len(found) < limit:
-            found += self.index.pop_due(now - timedelta(seconds=UNSERVED_AFTER), limit - len(found))
-        return len(found)
-
     def _next_at(self) -> datetime | None:
         """Return when the first entry of the index is due; None if the index fails."""
-        found = list[datetime | None]()
-
-        def look() -> int:
-            found.append(self.index.next_at())
-            return 0
-
-        self._attempt("Reading the next due time", look, _TIME_LIMIT)
-        return found[0] if found else None
+        return self._steps.attempt(
+            "Reading the next due time", self.index.next_at, None, _TIME_LIMIT
+        )
 
     def time_to_sleep(self) -> float:
         """Return the seconds until the next poll or due time."""
@@ -590,9 +572,3 @@ class DispatchLoop:
                 until = _MIN_SLEEP
             waits.append(max(until, self._next_claim_at - time.monotonic()))
         return max(0.0, min(waits))
-
-
-def _refresh_limits() -> int:
-    with dedicated_connection():
-        refresh_limits()
-    return 0

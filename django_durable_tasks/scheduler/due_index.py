@@ -82,21 +82,20 @@ class DueIndex:
         No entry is returned twice, also not to concurrent callers. If a caller crashes, the poll
         finds its tasks.
         """
-        found: list[DueEntry] = []
+        entries: list[DueEntry] = []
         others: list[tuple[datetime, uuid.UUID]] = []
         with self._lock:
-            while len(found) < limit and self._heap and self._heap[0][0] <= now:
+            while len(entries) < limit and self._heap and self._heap[0][0] <= now:
                 at, task_id = heapq.heappop(self._heap)
                 if self._stale(at, task_id):
                     continue
-                due = self._known[task_id]
-                if shards is not None and due.shard not in shards:
+                if shards is not None and self._known[task_id].shard not in shards:
                     others.append((at, task_id))
-                    continue
-                found.append(self._known.pop(task_id))
-            for entry in others:
-                heapq.heappush(self._heap, entry)
-        return found
+                else:
+                    entries.append(self._known.pop(task_id))
+            for other in others:
+                heapq.heappush(self._heap, other)
+        return entries
 
     def __len__(self) -> int:
         """Return how many entries there are."""

@@ -182,28 +182,25 @@ class CorrectClockSteps:
                     step = -max(nodes.seen_later(now), recompute.processed_later_by(now))
             self._called = at
             if abs(step) > tolerance:
-                self._noticed(step, at, monitor)
+                monitor.clock_step = ClockStep(step, time.monotonic())
+            if step > tolerance:
+                logger.error(
+                    "The database's clock was set forward by %.1f s. Tasks and schedules are due"
+                    " earlier by that time.",
+                    step,
+                )
+            elif step < -tolerance:
+                self._until = at + _REPEAT_FOR
+                logger.error(
+                    "The database's clock was set back by %.1f s. Watermarks of schedules and waits"
+                    " of tasks that lie in the future are corrected.",
+                    -step,
+                )
             if at >= self._until:
                 return 0
             now, limit = database_now(), settings().BATCH_SIZE
             corrected = retention.correct_deadlines(now, tolerance, limit)
             return corrected + recompute.set_back_schedules(now, tolerance, limit)
-
-    def _noticed(self, step: float, at: float, monitor: HeartbeatMonitor) -> None:
-        monitor.clock_step = ClockStep(step, time.monotonic())
-        if step > 0:
-            logger.error(
-                "The database's clock was set forward by %.1f s. Tasks and schedules are due"
-                " earlier by that time.",
-                step,
-            )
-            return
-        self._until = at + _REPEAT_FOR
-        logger.error(
-            "The database's clock was set back by %.1f s. Watermarks of schedules and waits of"
-            " tasks that lie in the future are corrected.",
-            -step,
-        )
 
 
 # Job: count endings into their workflow runs, and end the runs that are complete.
@@ -277,18 +274,17 @@ class Prune:
 
     def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
         end, deleted = time.monotonic() + _SLICE, 0
-        if not self._kinds:
-            self._kinds.extend(
-                (
-                    self._tasks,
-                    prune_ledger,
-                    prune_ended,
-                    retention.prune_buckets,
-                    prune_requests,
-                    prune_operations,
-                    prune_audit,
-                )
-            )
+        self._kinds = self._kinds or deque(
+            [
+                self._tasks,
+                prune_ledger,
+                prune_ended,
+                retention.prune_buckets,
+                prune_requests,
+                prune_operations,
+                prune_audit,
+            ]
+        )
         with dedicated_connection():
             while self._kinds:
                 prune = self._kinds.popleft()
@@ -401,13 +397,7 @@ def jobs() -> tuple[Job, ...]:
         Job("correct_clock_steps", CorrectClockSteps(), every=CLOCK_EVERY),
         Job("recompute_fire_times", RecomputeFireTimes(), every=1.0),
         Job("watch_dead_letters", WatchDeadLetters(), every=10.0),
-        Job(
-            "prune",
-            Prune(),
-            every=10.0,
-            pause_factor=PAUSE_FACTOR,
-            dispatches=False,
-        ),
+        Job("prune", Prune(), every=10.0, pause_factor=PAUSE_FACTOR, dispatches=False),
         *(make() for make in OPTIONAL_JOBS.values()),
     )
 
@@ -426,10 +416,9 @@ class JobSchedule:
     def take_due(self) -> list[Job]:
         """Return the due jobs in order, and schedule each again after its ``every`` seconds."""
         now = time.monotonic()
-        found = [job for job in self._jobs if self._due[job.name] <= now]
-        for job in found:
-            self._due[job.name] = now + job.every
-        return found
+        due = [job for job in self._jobs if self._due[job.name] <= now]
+        self._due.update((job.name, now + job.every) for job in due)
+        return due
 
     def finished(self, job: Job, number: int, duration: float) -> None:
         """Schedule a job earlier that changed ``number`` > 0 rows in ``duration`` seconds."""
@@ -486,7 +475,7 @@ class Maintenance(PeriodicThread):
     def round(self) -> float:
         """Do what is due; return the seconds until the next round."""
         try:
-            self._steps.attempt(_READING_HEARTBEATS, self._read_heartbeats, outages=True)
+            self._steps.attempt(_READING_HEARTBEATS, self._read_heartbeats, None, outages=True)
             if not self._leader.leading():
                 return settings().POLL
             return self._run_jobs()
@@ -494,12 +483,12 @@ class Maintenance(PeriodicThread):
             self.monitor.missed()  # the dispatching thread logs the outage
             return settings().POLL
 
-    def _read_heartbeats(self) -> int:
+    def _read_heartbeats(self) -> None:
         if self._missed:
             self._missed = False
             self.monitor.missed()
         if time.monotonic() < self._read_at:
-            return 0
+            return
         self._read_at = time.monotonic() + settings().NODE_HEARTBEAT
         with dedicated_connection():
             # A write first: in an outage reads may still succeed while no node can write.
@@ -511,21 +500,20 @@ class Maintenance(PeriodicThread):
             living = nodes.schedulers()
         living[self._node] = self.kept_shards
         self._serve(shards_of(self._node, living))
-        return 0
 
     def _run_jobs(self) -> float:
         due = self.schedule.take_due()
         if due:
             with dedicated_connection():
-                now, asked = database_now(), time.monotonic()
+                now, read_at = database_now(), time.monotonic()
         for job in due:
             if self._stopping or not self._leader.leading():
                 break
             # Between jobs too: silence is counted in reads, and a long job must not delay a read.
-            self._steps.attempt(_READING_HEARTBEATS, self._read_heartbeats, outages=True)
+            self._steps.attempt(_READING_HEARTBEATS, self._read_heartbeats, None, outages=True)
             began = time.monotonic()
-            run = partial(job.run, now + timedelta(seconds=began - asked), self.monitor)
-            number = self._steps.attempt(f"Job {job.name}", run, job.time_limit)
+            run = partial(job.run, now + timedelta(seconds=began - read_at), self.monitor)
+            number = self._steps.attempt(f"Job {job.name}", run, 0, job.time_limit)
             self.schedule.finished(job, number, time.monotonic() - began)
             if number and job.dispatches:
                 self._done()

@@ -14,7 +14,7 @@
 5. ``on_lead`` wakes the threads of the new leader: they run all maintenance jobs
    (``jobs.py``) and fire overdue schedules by their misfire policy
    (``loop.Triggering``). Claims of the dead process are republished by
-   ``maintenance/reap_dead_nodes.py``. Until then every other scheduler continues to dispatch.
+   ``reap_dead_nodes.py``. Until then every other scheduler continues to dispatch.
 6. If two processes believe that they are the leader, they repeat work. No task is duplicated,
    because every write is guarded by status and epoch, and every fire time by a unique key.
 
@@ -28,7 +28,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 
 from django.db import Error
@@ -42,16 +41,14 @@ from django_durable_tasks.store.connections import LEADER, dedicated_connection,
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _MARGIN = 0.1
 """Part of the lease in which the leader no longer trusts it."""
-_EXTENDED = (15.0, 3.0)
-_LOSSES, _LOSS_WINDOW = 2, 60.0
+# Seconds: the lease and its renewal interval after two losses within the window.
+_EXTENDED, _LOSS_WINDOW = (15.0, 3.0), 60.0
 
 
 def terms() -> tuple[float, float]:
     """Return how long a lease lasts and how often it is renewed (seconds)."""
-    on_file = on_sqlite()
-    return settings().LEADER_LEASE or (20.0 if on_file else 4.0), settings().LEADER_RENEW or (
-        5.0 if on_file else 1.0
-    )
+    lease, renew = (20.0, 5.0) if on_sqlite() else (4.0, 1.0)
+    return settings().LEADER_LEASE or lease, settings().LEADER_RENEW or renew
 
 
 class Leader(threading.Thread):
@@ -67,7 +64,7 @@ class Leader(threading.Thread):
         self._lease, self._renew = terms()
         self._trusted_until = 0.0
         self._steps_until: dict[int, float] = {}
-        self._losses: deque[float] = deque(maxlen=_LOSSES)
+        self._lost_at = float("-inf")
         self._stop_asked = threading.Event()
         self._failing = False
 
@@ -108,9 +105,17 @@ class Leader(threading.Thread):
             self.resign()
             return
         began, before = time.monotonic(), self.term
+        held: bool | None = False
         try:
             with dedicated_connection(LEADER):
-                held = self._take_or_renew()
+                if self.term is not None:
+                    held = nodes.renew_lease(self.holder, self.term, self._lease)
+                elif not self._stuck():
+                    self.term = nodes.take_lease(self.holder, self._lease)
+                    held = self.term is not None
+                if self.term is not None and before is None:
+                    logger.info("This scheduler is now the leader, term %d.", self.term)
+                    leadership_changed.send_robust(type(self), leading=True, term=self.term)
             self._failing = False
         except Exception as error:
             held, unexpected = None, not isinstance(error, Error)
@@ -128,37 +133,18 @@ class Leader(threading.Thread):
         # A copy, because other threads change the dict meanwhile.
         return time.monotonic() > min(list(self._steps_until.values()), default=float("inf"))
 
-    def _take_or_renew(self) -> bool:
-        if self.term is not None:
-            return nodes.renew_lease(self.holder, self.term, self._lease)
-        if self._stuck():
-            return False
-        term = nodes.take_lease(self.holder, self._lease)
-        if term is None:
-            return False
-        self.term = term
-        logger.info("This scheduler is now the leader, term %d.", term)
-        leadership_changed.send_robust(type(self), leading=True, term=term)
-        return True
-
     def _lost(self) -> None:
         term, self.term = self.term, None
         logger.warning("This scheduler lost leadership, term %s.", term)
         leadership_changed.send_robust(type(self), leading=False, term=term)
-        now = time.monotonic()
-        if (
-            len(self._losses) == _LOSSES - 1
-            and now - self._losses[0] < _LOSS_WINDOW
-            and self._lease < _EXTENDED[0]
-        ):
+        now, before = time.monotonic(), self._lost_at
+        self._lost_at = now
+        if now - before < _LOSS_WINDOW and self._lease < _EXTENDED[0]:
             self._lease, self._renew = _EXTENDED
             logger.warning(
                 "Leadership was lost twice within a minute; the leader's lease is now %g s.",
                 self._lease,
             )
-        self._losses.append(now)
-        while len(self._losses) > _LOSSES - 1:
-            self._losses.popleft()
 
     def resign(self) -> None:
         """Release the lease, so that another scheduler can take it before it expires."""

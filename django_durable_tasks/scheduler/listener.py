@@ -120,12 +120,12 @@ class RedisTransport:
 
     def wait(self, seconds: float) -> Sequence[str]:
         """Return the messages that arrived, at most ``_MOST``."""
-        found: list[str] = []
+        texts: list[str] = []
         message = self._subscription.get_message(timeout=seconds)
-        while message and len(found) < _MOST:
-            found.append(message["data"])
+        while message and len(texts) < _MOST:
+            texts.append(message["data"])
             message = self._subscription.get_message()
-        return found
+        return texts
 
     def send(self, notification: Notification) -> bool:
         """Publish with the shared client, as every process does."""
@@ -262,14 +262,10 @@ class Listener(threading.Thread):
     @property
     def source_state(self) -> str:
         """When the last self-test of this transport passed, or why it receives nothing."""
+        name = self._transport.name
         if not self.listening:
-            return (
-                self.why
-                if self._transport.name in self.why
-                else f"{self._transport.name}: {self.why}"
-            )
-        passed = ago(time.monotonic() - self._passed_at)
-        return f"{self._transport.name} (self-test passed {passed} ago)"
+            return self.why if name in self.why else f"{name}: {self.why}"
+        return f"{name} (self-test passed {ago(time.monotonic() - self._passed_at)} ago)"
 
     def stop(self, wait: float = 2.0) -> None:
         """Request the thread to end, and wait for it at most ``wait`` seconds."""
@@ -302,13 +298,12 @@ class Listener(threading.Thread):
     def _process(self, notifications: Sequence[Notification]) -> None:
         now = time.monotonic()
         for kind, alarm in self._alarms.items():
-            instants = [one.at for one in notifications if one.kind == kind]
+            instants = [received.at for received in notifications if received.kind == kind]
             if instants:
                 alarm.notified(now, min(instants))
             alarm.act_if_due(now)
-        if any(
-            one.kind == NotificationKind.TEST and one.word == self._token for one in notifications
-        ):
+        tests = [received for received in notifications if received.kind == NotificationKind.TEST]
+        if any(test.word == self._token for test in tests):
             self._token, self._test_at, self._passed_at = "", now + _TEST_EVERY, now
             self._pause = _SHORTEST_PAUSE
             if not self.listening:
@@ -339,7 +334,24 @@ class Listeners:
     def __init__(
         self, wake: Callable[[datetime], None], leader_work: Callable[[], None] | None = None
     ) -> None:
-        transports, self._why = _transports()
+        transports, self._why = list[NotificationTransport](), ""
+        settings = conf.settings()
+        database: Any = connections[settings.DATABASE]
+        if redis_index.url() is not None:
+            transports.append(RedisTransport())
+        if not database_notifies():
+            self._why = (
+                f"{database.display_name} sends no notifications; REDIS_URL would give wake-ups"
+            )
+        elif settings.LISTEN_DATABASE is None and database.settings_dict.get(
+            "DISABLE_SERVER_SIDE_CURSORS"
+        ):
+            self._why = (
+                "the database is behind a pooler (DISABLE_SERVER_SIDE_CURSORS); LISTEN_DATABASE may"
+                " name a direct connection"
+            )
+        else:
+            transports.append(PostgreSQLTransport())
         self._listeners = [
             Listener(transport, wake, leader_work or (lambda: None)) for transport in transports
         ]
@@ -382,23 +394,3 @@ class Listeners:
             listener._stop_requested.set()
         for listener in self._listeners:
             listener.stop(wait)
-
-
-def _transports() -> tuple[list[NotificationTransport], str]:
-    """Return the available transports, and the reason if there is none."""
-    settings, found, why = conf.settings(), list[NotificationTransport](), ""
-    database: Any = connections[settings.DATABASE]
-    if redis_index.url() is not None:
-        found.append(RedisTransport())
-    if not database_notifies():
-        why = f"{database.display_name} sends no notifications; REDIS_URL would give wake-ups"
-    elif settings.LISTEN_DATABASE is None and database.settings_dict.get(
-        "DISABLE_SERVER_SIDE_CURSORS"
-    ):
-        why = (
-            "the database is behind a pooler (DISABLE_SERVER_SIDE_CURSORS); LISTEN_DATABASE may"
-            " name a direct connection"
-        )
-    else:
-        found.append(PostgreSQLTransport())
-    return found, why

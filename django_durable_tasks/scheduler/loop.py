@@ -75,13 +75,13 @@ class Triggering(PeriodicThread):
         if not self._leader.leading() or term is None:
             return settings().POLL
         self._next_in = min(_RETRY_LOCKED_AFTER, settings().POLL)
-        if self._steps.attempt("Firing recurring tasks", partial(self._fire, term), _TIME_LIMIT):
+        if self._steps.attempt("Firing recurring tasks", partial(self._fire, term), 0, _TIME_LIMIT):
             self._fired()
         return self._next_in
 
     def _fire(self, term: int) -> int:
         with dedicated_connection():
-            head, now, asked = trigger.head(), database_now(), time.monotonic()
+            head, now, read_at = trigger.head(), database_now(), time.monotonic()
             number = 0
             if head is not None and head <= now:
                 number = self._batch(term, now, head)
@@ -89,7 +89,7 @@ class Triggering(PeriodicThread):
         wait = (
             settings().POLL
             if head is None
-            else (head - now).total_seconds() - (time.monotonic() - asked)
+            else (head - now).total_seconds() - (time.monotonic() - read_at)
         )
         # A due schedule that did not fire is locked by another transaction.
         self._next_in = min(
@@ -156,7 +156,7 @@ class Releasing(PeriodicThread):
     def round(self) -> float:
         """Release one batch; return the seconds until the next round."""
         number = self._steps.attempt(
-            "Releasing tasks that wait for a limit", self._release, _TIME_LIMIT
+            "Releasing tasks that wait for a limit", self._release, 0, _TIME_LIMIT
         )
         if number:
             self._released()
@@ -195,7 +195,7 @@ class Scheduler:
         self.name = name or f"scheduler@{platform.node()}:{os.getpid()}"
         self.leader = Leader(self.node, self._on_leader_work)
         self.steps = Steps(self.leader.watch)
-        self.dispatching = DispatchLoop(self.node, due_index(), self.steps.attempt)
+        self.dispatching = DispatchLoop(self.node, due_index(), self.steps)
         self.maintenance = Maintenance(
             self.node,
             self.leader,
@@ -264,7 +264,7 @@ class Scheduler:
     def round(self) -> float:
         """Do one round; return how long to sleep (seconds). Never raises."""
         try:
-            sent = self.steps.attempt(_DISPATCHING, self.dispatching.run_once, outages=True)
+            sent = self.steps.attempt(_DISPATCHING, self.dispatching.run_once, 0, outages=True)
         except Error as error:
             self.maintenance.missed()
             if not self._in_outage:
@@ -274,10 +274,16 @@ class Scheduler:
         if self._in_outage:
             logger.warning("The database connection is restored; dispatching continues.")
         self._in_outage = False
-        if not sent:
-            return self._time_to_sleep()
-        self.releasing.tasks_dispatched()
-        return 0.0
+        if sent:
+            self.releasing.tasks_dispatched()
+            return 0.0
+        longest = settings().POLL
+        seconds = min(
+            longest, self.steps.attempt(_SLEEPING, self.dispatching.time_to_sleep, longest)
+        )
+        if self.steps.is_failing(_DISPATCHING) or self.steps.is_failing(_SLEEPING):
+            return max(_PAUSE, seconds)
+        return seconds
 
     def _report(self) -> NodeReport:
         loop = self.dispatching
@@ -296,15 +302,3 @@ class Scheduler:
             rejected_queues=broker_outage.backoff.reasons(),
             broker_outages=broker_outage.breaker.ended_outages(),
         )
-
-    def _time_to_sleep(self) -> float:
-        """Return how long to sleep: until the next task or the next poll."""
-        waits = [settings().POLL]
-
-        def look() -> int:
-            waits.append(self.dispatching.time_to_sleep())
-            return 0
-
-        self.steps.attempt(_SLEEPING, look)
-        put_off = self.steps.is_failing(_DISPATCHING) or self.steps.is_failing(_SLEEPING)
-        return max(_PAUSE if put_off else 0.0, min(waits))

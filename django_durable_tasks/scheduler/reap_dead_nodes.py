@@ -4,35 +4,28 @@
    seconds, and the process that runs tasks extends ``Task.lease_until`` of all its runs every
    HEARTBEAT seconds.
 2. Every scheduler reads both once per NODE_HEARTBEAT (``jobs.Maintenance``) and counts in a
-   ``HeartbeatMonitor`` how many consecutive reads saw the same value. Values are compared
-   with
-   earlier values only, never with a clock, so a clock that jumps marks no run as LOST. If a
-   read
-   fails, all counts restart at zero: a database outage affects every node and says nothing
-   about
-   a single one.
+   ``HeartbeatMonitor`` how many consecutive reads saw the same value. Values are compared with
+   earlier values only, never with a clock, so a clock that jumps marks no run as LOST. If a read
+   fails, all counts restart at zero: a database outage affects every node and says nothing about a
+   single one.
 3. The leader runs the three jobs of this module:
 
-   * ``reap_dead_nodes``: a node whose counter did not change for NODE_TIMEOUT is dead. Its
-     runs
-     whose leases did not change either are marked LOST, and the node is marked
-     ``declared_dead``.
-   * ``mark_orphaned_runs``: runs that a node left when it stopped, and runs that renewed
-     their
+   * ``reap_dead_nodes``: a node whose counter did not change for NODE_TIMEOUT is dead. Its runs
+     whose leases did not change either are marked LOST, and the node is marked ``declared_dead``.
+   * ``mark_orphaned_runs``: runs that a node left when it stopped, and runs that renewed their
      lease for a while after their node was declared dead.
    * ``mark_lost_runs``: runs whose lease did not change for as long as it lasts, on any node.
 
-4. A run marked LOST is an attempt that crashed. ``tasks/attempts.py`` retries the task
-   or
-   opens a dead letter, as configured. The task's epoch and run id change, so a worker that
-   was only frozen cannot write a result any more.
+4. A run marked LOST is an attempt that crashed. ``tasks/attempts.py`` retries the task or opens a
+   dead letter, as configured. The task's epoch and run id change, so a worker that was only frozen
+   cannot write a result any more.
 5. Which runs of a dead node are charged with the crash, and when their tasks start again, is
    decided by ``states/decisions.py``.
 
 If only a child process of a prefork pool dies, its parent ends the run at once
-(``tasks/attempts.py``). A dead scheduler needs no recovery of its own: tasks that it
-claimed and did not publish have no message (``scheduler/republishing.py``), and its
-leadership expires (``scheduler/leader.py``).
+(``tasks/attempts.py``). A dead scheduler needs no recovery of its own: tasks that it claimed and
+did not publish have no message (``scheduler/republishing.py``), and its leadership expires
+(``scheduler/leader.py``).
 """
 
 from __future__ import annotations
@@ -40,6 +33,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -146,7 +140,7 @@ def mark_lost_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
 
 
 def mark_lost(
-    found: Mapping[uuid.UUID, Lease],
+    leases: Mapping[uuid.UUID, Lease],
     reason: str,
     crashes: Mapping[uuid.UUID, Crash] | None = None,
 ) -> set[uuid.UUID]:
@@ -157,7 +151,7 @@ def mark_lost(
     has locked, because that lock may be what prevents the renewal.
     """
     unchanged = [
-        Q(pk=pk, run_id=lease.run_id, lease_until=lease.until) for pk, lease in found.items()
+        Q(pk=pk, run_id=lease.run_id, lease_until=lease.until) for pk, lease in leases.items()
     ]
     if not unchanged:
         return set()
@@ -176,30 +170,28 @@ def mark_lost(
     return set(attempts.end_runs(runs, lost, limit=len(unchanged)))
 
 
-def judge_crashes(found: Mapping[uuid.UUID, Lease], now: datetime) -> dict[uuid.UUID, Crash]:
+def judge_crashes(leases: Mapping[uuid.UUID, Lease], now: datetime) -> dict[uuid.UUID, Crash]:
     """Return how the runs of each dead node are judged; two statements.
 
     A task's crashes before a replay are counted as uncounted ones, so that a task that ended
     processes before is the first to be suspected.
     """
-    if not found:
+    if not leases:
         return {}
+    lost: dict[uuid.UUID, list[float]] = defaultdict(list)
     logs = TaskExecutionLog.objects.using(tables.database()).filter(
-        task_id__in=list(found), status=LogStatus.LOST
+        task_id__in=list(leases), status=LogStatus.LOST
     )
-    lost: dict[uuid.UUID, list[float]] = {}
-    for task_id, began, ended in logs.order_by("pk").values_list(
-        "task_id", "started_at", "completed_at"
-    ):
-        lost.setdefault(task_id, []).append((ended - (began or ended)).total_seconds())
-    of_nodes: dict[uuid.UUID | None, list[LostRun]] = {}
-    rows = tables.tasks().running().filter(pk__in=list(found)).order_by()
-    for task_id, run_id, began, counted in rows.values_list(
-        "pk", "run_id", "started_at", "crashes"
-    ):
-        if run_id != found[task_id].run_id:
+    times = logs.order_by("pk").values_list("task_id", "started_at", "completed_at")
+    for task_id, began, ended in times:
+        lost[task_id].append((ended - (began or ended)).total_seconds())
+    of_nodes: dict[uuid.UUID | None, list[LostRun]] = defaultdict(list)
+    running = tables.tasks().running().filter(pk__in=list(leases)).order_by()
+    rows = running.values_list("pk", "run_id", "started_at", "crashes")
+    for task_id, run_id, began, counted in rows:
+        if run_id != leases[task_id].run_id:
             continue  # it ended meanwhile
-        ages = lost.get(task_id, [])
+        ages = lost[task_id]
         run = LostRun(
             task_id,
             (now - (began or now)).total_seconds(),
@@ -207,41 +199,38 @@ def judge_crashes(found: Mapping[uuid.UUID, Lease], now: datetime) -> dict[uuid.
             uncounted=max(0, len(ages) - counted),
             last_age=ages[-1] if ages else 0.0,
         )
-        of_nodes.setdefault(found[task_id].node, []).append(run)
-    return {
-        pk: crash
-        for runs in of_nodes.values()
-        for pk, crash in judged(runs, nodes.timeout()).items()
-    }
+        of_nodes[leases[task_id].node].append(run)
+    crashes: dict[uuid.UUID, Crash] = {}
+    for runs in of_nodes.values():
+        crashes |= judged(runs, nodes.timeout())
+    return crashes
 
 
 def nodes_with_orphaned_runs(now: datetime) -> dict[uuid.UUID, bool]:
     """Return nodes of this region with RUNNING tasks that were declared dead (True) or stopped at
     least five seconds ago (False).
     """
-    return dict(
-        Node.objects.using(tables.database())
-        .filter(region=settings().REGION)
-        .filter(
-            Q(declared_dead=True) | Q(stopped_at__lt=now - _AFTER_STOP), stopped_at__isnull=False
-        )
-        .filter(pk__in=tables.tasks().running().order_by().values("node"))
-        .values_list("pk", "declared_dead")
+    gone = Q(declared_dead=True) | Q(stopped_at__lt=now - _AFTER_STOP)
+    of_running = tables.tasks().running().order_by().values("node")
+    orphaning = Node.objects.using(tables.database()).filter(
+        gone, region=settings().REGION, stopped_at__isnull=False, pk__in=of_running
     )
+    return dict(orphaning.values_list("pk", "declared_dead"))
 
 
 def _mark_in_batches(
-    found: Mapping[uuid.UUID, Lease],
+    leases: Mapping[uuid.UUID, Lease],
     reason: str,
     monitor: HeartbeatMonitor,
     crashes: Mapping[uuid.UUID, Crash] | None = None,
 ) -> int:
     """Mark these runs LOST; runs that were skipped are counted from zero again."""
-    tasks, size, lost = list(found), settings().BATCH_SIZE, set[uuid.UUID]()
-    for first in range(0, len(tasks), size):
-        part = {task: found[task] for task in tasks[first : first + size]}
-        lost |= mark_lost(part, reason, crashes)
-    monitor.restart(leases=set(tasks) - lost)
+    lost = set[uuid.UUID]()
+    task_ids, size = list(leases), settings().BATCH_SIZE
+    for first in range(0, len(task_ids), size):
+        batch = {task_id: leases[task_id] for task_id in task_ids[first : first + size]}
+        lost |= mark_lost(batch, reason, crashes)
+    monitor.restart(leases=leases.keys() - lost)
     return len(lost)
 
 
@@ -254,15 +243,15 @@ def _expired(
     have ended by the database's clock.
     """
     options = tables.tasks().filter(pk__in=list(unrenewed)).values_list("pk", "name", "options")
-    found = {}
+    expired = {}
     for pk, name, overrides in options:
         lease, reads = unrenewed[pk]
         task = registry.find(name)
-        given = (overrides or {}).get("lease") or (task.options.lease if task else None)
-        seconds = given or settings().LEASE
-        if reads >= _reads_in(seconds) and (given or task or lease.until < now):
-            found[pk] = lease
-    return found
+        configured = (overrides or {}).get("lease") or (task.options.lease if task else None)
+        seconds = configured or settings().LEASE
+        if reads >= _reads_in(seconds) and (configured or task or lease.until < now):
+            expired[pk] = lease
+    return expired
 
 
 def _reads_of_node_timeout() -> int:

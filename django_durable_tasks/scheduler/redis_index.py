@@ -67,31 +67,25 @@ class RedisConnection:
         if not (self._breaker.allows() if probe else self.open()):
             return otherwise
         try:
-            found = act(self.client)
+            result = act(self.client)
         except self._errors as error:
-            self._failed(error)
+            self.why = f"Redis does not serve ({type(error).__name__})"
+            if self._breaker.failed():
+                # The text of the error is not logged: it may contain the address with its password.
+                logger.error(
+                    "%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL
+                )
             return otherwise
-        self._succeeded()
-        return found
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
-
-    def _succeeded(self) -> None:
         if self._breaker.succeeded():
             self.why = ""
             logger.warning(
                 "The connection to Redis is restored; the due index and notifications use it again."
             )
+        return result
 
-    def _failed(self, error: Exception) -> None:
-        self.why = f"Redis does not serve ({type(error).__name__})"
-        if self._breaker.failed():
-            # The text of the error is not logged: it may contain the address with its password.
-            logger.error(
-                "%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL
-            )
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
 
 
 def _client(address: str, read: float) -> tuple[Any, tuple[type[Exception], ...]]:
@@ -132,11 +126,11 @@ def connection() -> RedisConnection | None:
     address = url()
     if address is None:
         return None
-    found = _connections.get(address)
-    if found is None:
+    shared = _connections.get(address)
+    if shared is None:
         with _making:
-            found = _connections.setdefault(address, RedisConnection(address))
-    return found
+            shared = _connections.setdefault(address, RedisConnection(address))
+    return shared
 
 
 def _after_fork() -> None:
@@ -317,10 +311,10 @@ class RedisDueIndex(DueIndex):
         self, now: datetime, limit: int, shards: frozenset[int] | None = None
     ) -> list[DueEntry]:
         """Remove and return due entries; each entry is returned to one node only."""
-        found = super().pop_due(now, limit, shards)
-        if limit <= len(found):
-            return found
-        past, most = math.floor((now - _EPOCH) / timedelta(milliseconds=1)), limit - len(found)
+        entries = super().pop_due(now, limit, shards)
+        if limit <= len(entries):
+            return entries
+        past, most = math.floor((now - _EPOCH) / timedelta(milliseconds=1)), limit - len(entries)
         allowed = "" if shards is None else f",{','.join(map(str, sorted(shards)))},"
         arguments = [past, most, max(_FARTHEST, 2 * most), allowed]
         popped: list[str] = self._request(lambda _: self._pop(keys=self._keys, args=arguments), [])
@@ -330,8 +324,8 @@ class RedisDueIndex(DueIndex):
                 self._count_unreadable(entry[0])
             else:
                 self._added.pop(due.task_id, None)
-                found.append(due)
-        return found
+                entries.append(due)
+        return entries
 
     def __len__(self) -> int:
         return super().__len__() + int(self._request(lambda client: client.zcard(self._set), 0))

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -50,6 +50,7 @@ from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import batches, claim
 
 _READING, _WINDOWS = "Reading the published tasks", "Counting the messages of queues"
+_READING_STARTS = "Reading the starts of running tasks"
 _TIME_LIMIT = 60.0
 _INTERVAL, _CONFIRM_INTERVAL = 0.5, 0.1
 """Seconds between two rounds, and after a first count of messages without a task: only what two
@@ -103,7 +104,7 @@ class Republishing(PeriodicThread):
 
     def round(self) -> float:
         """Do what is due; return the seconds until the next round."""
-        unconfirmed = self._steps.attempt(_WINDOWS, self._count_for_windows, _TIME_LIMIT)
+        unconfirmed = self._steps.attempt(_WINDOWS, self._count_for_windows, 0, _TIME_LIMIT)
         if not self._leader.leading():
             self._term = None
         else:
@@ -114,18 +115,20 @@ class Republishing(PeriodicThread):
         return _CONFIRM_INTERVAL if unconfirmed else min(_INTERVAL, settings().POLL)
 
     def _compare(self) -> None:
-        began, queues = time.monotonic(), list[_Published]()
+        began = time.monotonic()
         if began < self._compare_at:
             return
-        read = partial(self._comparison.read, queues)
-        self._steps.attempt(_READING, read, _TIME_LIMIT)
+        nothing = list[_Published]()
+        queues = self._steps.attempt(_READING, self._comparison.read, nothing, _TIME_LIMIT)
+        read_starts = partial(self._comparison.read_starts, queues)
+        self._steps.attempt(_READING_STARTS, read_starts, None, _TIME_LIMIT)
         took = time.monotonic() - began
         self._compare_at = began + max(_INTERVAL, _PAUSE_PER_READ * took)
-        for one in queues:
+        for published in queues:
             if self._stopping or not self._leader.leading():
                 return
-            act = partial(self._comparison.compare, one)
-            self._steps.attempt(f"Republishing queue {one.queue!r}", act, _TIME_LIMIT)
+            act = partial(self._comparison.compare, published)
+            self._steps.attempt(f"Republishing queue {published.queue!r}", act, 0, _TIME_LIMIT)
 
     def _count_for_windows(self) -> int:
         """Count the messages without a QUEUED task in the queues to which this process publishes
@@ -180,44 +183,39 @@ class Comparison:
         """Compare all queues at once, and until REPUBLISH_AFTER has passed without its wait."""
         self._looks, self._all_early_until = {}, self._clock() + settings().REPUBLISH_AFTER
 
-    def read(self, queues: list[_Published]) -> int:
-        """Append the queues with QUEUED tasks, those that were compared longest ago first. Nothing
+    def read(self) -> list[_Published]:
+        """Return the queues with QUEUED tasks, those that were compared longest ago first. Nothing
         is read while the broker is unavailable.
         """
         breaker = broker_outage.breaker
         if not breaker.closed() and not breaker.may_probe():
-            return 0
+            return []
         with dedicated_connection():
             self._now, before = database_now(), self._fleet
             self._fleet = backpressure.fleet()
             self._request_after_events(before)
-            published = tables.tasks().queued()
-            if not published.filter(due_at__lte=self._published_before(_early())).exists():
-                return 0
-            queues += self._read(published)
-            if any(one.overdue for one in queues):
-                self._read_starts({one.queue for one in queues})
-        self._looks = {
-            one.queue: self._looks[one.queue] for one in queues if one.queue in self._looks
-        }
-        queues.sort(key=lambda one: self._looks.get(one.queue, _Look()).at)
-        return 0
+            tasks = tables.tasks().queued()
+            if not tasks.filter(due_at__lte=self._published_before(_early())).exists():
+                return []
 
-    def _read(self, published: TaskQuerySet) -> list[_Published]:
-        def since(seconds: float) -> Count:
-            return Count("pk", filter=Q(due_at__lte=self._published_before(seconds)))
+            def since(seconds: float) -> Count:
+                return Count("pk", filter=Q(due_at__lte=self._published_before(seconds)))
 
-        counts = (
-            published.order_by()
-            .values_list("queue")
-            .annotate(
-                total=Count("pk"),
-                settled=since(_settled()),
-                early=since(_early()),
-                overdue=since(settings().REPUBLISH_AFTER),
+            counts = (
+                tasks.order_by()
+                .values_list("queue")
+                .annotate(
+                    total=Count("pk"),
+                    settled=since(_settled()),
+                    early=since(_early()),
+                    overdue=since(settings().REPUBLISH_AFTER),
+                )
             )
-        )
-        return [_Published(*row) for row in counts]
+            queues = [_Published(*row) for row in counts]
+        names = {published.queue for published in queues}
+        self._looks = {name: look for name, look in self._looks.items() if name in names}
+        queues.sort(key=lambda published: self._looks.get(published.queue, _Look()).at)
+        return queues
 
     def _published_before(self, seconds: float) -> datetime:
         """Return the latest ``due_at`` of tasks that were published at least so long ago."""
@@ -251,72 +249,69 @@ class Comparison:
         self._outages, self._reported, self._reports_from = own, reported, at + _REPORTS_INTERVAL
         return True
 
-    def _read_starts(self, queues: set[str]) -> None:
+    def read_starts(self, queues: Sequence[_Published]) -> None:
         """Read when the tasks that run now were published, if that was once. What is later than now
         was written by a clock that was ahead.
         """
+        if not any(published.overdue for published in queues):
+            return
         latest = self._now + timedelta(seconds=SKEW_MAX)
-        running = tables.tasks().running().filter(publish_count=1, in_batch=False).order_by()
-        last_published = Max(Coalesce("queued_at", "created_at"))
         self._started = {
             queue: {level: at for level, at in self._started.get(queue, {}).items() if at <= latest}
-            for queue in queues
+            for queue in (published.queue for published in queues)
         }
-        for queue, priority, at in running.values_list("queue", "priority").annotate(
-            last=last_published
-        ):
-            if queue in queues and aware(at) <= latest:
+        running = tables.tasks().running().filter(publish_count=1, in_batch=False).order_by()
+        last_published = Max(Coalesce("queued_at", "created_at"))
+        with dedicated_connection():
+            rows = list(running.values_list("queue", "priority").annotate(last=last_published))
+        for queue, priority, at in rows:
+            if queue in self._started and aware(at) <= latest:
                 last = self._started[queue]
                 last[priority] = max(aware(at), last.get(priority, aware(at)))
 
-    def compare(self, one: _Published) -> int:
+    def compare(self, published: _Published) -> int:
         """Compare a queue if that is due, and republish what is missing; return how many tasks."""
-        at, look = self._clock(), self._looks.get(one.queue, _Look())
-        is_early = self._fleet.free[one.queue] > 0 or at < max(
-            self._all_early_until, self._early_until.get(one.queue, float("-inf"))
+        queue, at = published.queue, self._clock()
+        look = self._looks.get(queue, _Look())
+        is_early = self._fleet.free[queue] > 0 or at < max(
+            self._all_early_until, self._early_until.get(queue, float("-inf"))
         )
-        if not (one.early if is_early else one.overdue) or at < look.next_at:
+        if not (published.early if is_early else published.overdue) or at < look.next_at:
             return 0
-        if broker_outage.backoff.remaining(one.queue):
+        if broker_outage.backoff.remaining(queue):
             return 0
-        if one.overdue:
-            self._end_waits(one.queue)
+        if published.overdue:
+            self._end_waits(queue)
         try:
-            in_broker = publisher.count(one.queue)
+            in_broker = publisher.count(queue)
         except BrokerUnavailable:
             return 0
+        shortest, longest = settings().REPUBLISH_AFTER, republish_after_max()
         if in_broker is None:
-            return self._republish(self._overdue(one.queue), republish_after_max())
-        rows = self._overdue(one.queue, _early() if is_early else settings().REPUBLISH_AFTER)
-        missing = self._missing(one, in_broker)
-        if not missing and one.overdue:
-            rows, missing = self._overtaken(one.queue)
+            return self._republish(self._overdue(queue, shortest), longest)
+        rows = self._overdue(queue, _early() if is_early else shortest)
+        missing = self._missing(published, in_broker)
+        if not missing and published.overdue:
+            rows, missing = self._overtaken(queue)
         confirmed = min(missing, look.missing) if at < look.at + 3 * _confirm() else 0
         number = 0
         while number < confirmed:
-            part = self._republish(rows, settings().REPUBLISH_AFTER, confirmed - number)
+            part = self._republish(rows, shortest, confirmed - number)
             number += part
             if not part:
                 break
-        aged_at = look.aged_at
-        if not missing and in_broker > one.total and one.overdue:
-            longest = republish_after_max()
-            if at >= aged_at + longest:
-                number, aged_at = (
-                    self._republish(
-                        self._overdue(one.queue, longest), settings().REPUBLISH_AFTER, 1
-                    ),
-                    at,
-                )
+        aged_at, hidden = look.aged_at, in_broker > published.total and published.overdue
+        if not missing and hidden and at >= aged_at + longest:
+            number, aged_at = self._republish(self._overdue(queue, longest), shortest, 1), at
         left = missing - number
-        if left > 0 or self._fleet.leaves_out(one.queue):
+        if left > 0 or self._fleet.leaves_out(queue):
             again = _confirm()
-        elif is_early and one.settled < one.total:
+        elif is_early and published.settled < published.total:
             # What is still being published was not compared.
             again = _settled()
         else:
-            again = settings().REPUBLISH_AFTER
-        self._looks[one.queue] = _Look(at, max(0, left), at + again, aged_at)
+            again = shortest
+        self._looks[queue] = _Look(at, max(0, left), at + again, aged_at)
         return number
 
     def _end_waits(self, queue: str) -> None:
@@ -328,19 +323,18 @@ class Comparison:
             if config.limits_in_force().is_shared and self._fleet.leaves_out(queue):
                 claim.return_left_out(queue, self._now, settings().BATCH_SIZE)
 
-    def _missing(self, one: _Published, in_broker: int) -> int:
+    def _missing(self, published: _Published, in_broker: int) -> int:
         """Return how many tasks have no message in the broker or in a worker.
 
         Workers with free processes could run what others hold, so that much is missing too.
         """
-        without = max(0, one.settled - in_broker)
-        lost = max(0, without - self._fleet.held[one.queue])
-        return min(without, lost + self._fleet.free[one.queue])
+        without = max(0, published.settled - in_broker)
+        lost = max(0, without - self._fleet.held[published.queue])
+        return min(without, lost + self._fleet.free[published.queue])
 
-    def _overdue(self, queue: str, seconds: float | None = None) -> TaskQuerySet:
+    def _overdue(self, queue: str, seconds: float) -> TaskQuerySet:
         """Return the tasks of a queue that were published so long ago, the oldest first."""
-        wait = settings().REPUBLISH_AFTER if seconds is None else seconds
-        return tables.tasks().republish_due(self._published_before(wait)).filter(queue=queue)
+        return tables.tasks().republish_due(self._published_before(seconds)).filter(queue=queue)
 
     def _overtaken(self, queue: str) -> tuple[TaskQuerySet, int]:
         """Return the tasks that were published before one of the same or a lower priority that has
@@ -351,7 +345,7 @@ class Comparison:
             last = at + timedelta(seconds=settings().REPUBLISH_AFTER - _settled())
             earlier |= Q(priority__gte=priority, due_at__lt=last)
         with dedicated_connection():
-            rows = self._overdue(queue).filter(earlier)
+            rows = self._overdue(queue, settings().REPUBLISH_AFTER).filter(earlier)
             return rows, max(0, rows.count() - self._fleet.held[queue])
 
     def _republish(self, rows: TaskQuerySet, longest: float, number: int | None = None) -> int:
@@ -359,8 +353,7 @@ class Comparison:
         seconds.
         """
         limit = min(settings().BATCH_SIZE, broker_outage.capacity())
-        if number is not None:
-            limit = min(limit, number)
+        limit = limit if number is None else min(limit, number)
         if limit <= 0:
             return 0
         with dedicated_connection():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import Error
 
@@ -21,6 +21,7 @@ from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
+T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
@@ -32,13 +33,6 @@ class FailingStep:
     since: float
     number: int = 0
     again_at: float = 0.0
-
-    def pause(self, longest: float) -> None:
-        """Delay the next attempt, twice as long as the last time, at most ``longest`` seconds."""
-        self.number += 1
-        self.again_at = time.monotonic() + min(
-            _FIRST_PAUSE * 2.0 ** min(self.number - 1, 10), longest
-        )
 
 
 class Steps:
@@ -55,33 +49,38 @@ class Steps:
     def attempt(
         self,
         what: str,
-        act: Callable[[], int],
+        act: Callable[[], T],
+        otherwise: T,
         within: float | None = None,
         *,
         outages: bool = False,
-    ) -> int:
-        """Return what ``act`` returns; 0 if it raised, or if it is not retried yet (0.1 s after the
-        first failure, up to 5 s after more).
+    ) -> T:
+        """Return what ``act`` returns; ``otherwise`` if it raised, or if it is not retried yet
+        (0.1 s after the first failure, up to 5 s after more).
 
         With ``outages`` database errors are raised, because the caller handles an outage.
         """
         failing = self._failing.get(what)
         if failing is not None and time.monotonic() < failing.again_at:
-            return 0
+            return otherwise
         if within is not None:
             self._watch(within)
         try:
-            number = act()
+            result = act()
         except (Exception, SystemExit) as error:  # the project's code may call sys.exit()
             if outages and isinstance(error, Error):
                 raise
             self._failed(what, error)
-            return 0
+            return otherwise
         finally:
             if within is not None:
                 self._watch(None)
-        self._worked(what)
-        return number
+        if what in self._failing:
+            with self._lock:
+                before = self._failing.pop(what, None)
+            if before is not None:
+                logger.warning("%s works again after %d failures.", what, before.number)
+        return result
 
     def is_failing(self, what: str) -> bool:
         """Return whether the last attempt of this step failed."""
@@ -92,28 +91,32 @@ class Steps:
         first one.
         """
         with self._lock:
-            found = list(self._failing.items())
+            failing = list(self._failing.items())
         now = time.monotonic()
         return [
             {
                 "what": what,
-                "error": one.error,
-                "number": one.number,
-                "since": round(now - one.since, 1),
+                "error": step.error,
+                "number": step.number,
+                "since": round(now - step.since, 1),
             }
-            for what, one in found
+            for what, step in failing
         ]
 
     def _failed(self, what: str, error: BaseException) -> None:
         kind = type(error).__name__
+        # After a database outage no step waits longer than a poll interval.
+        longest = (
+            min(settings().POLL, _LONGEST_PAUSE) if isinstance(error, Error) else _LONGEST_PAUSE
+        )
         with self._lock:
             before = self._failing.get(what)
             failing = self._failing[what] = before or FailingStep(kind, time.monotonic())
             failing.error = kind
-            # After a database outage no step waits longer than a poll interval.
-            failing.pause(
-                min(settings().POLL, _LONGEST_PAUSE) if isinstance(error, Error) else _LONGEST_PAUSE
-            )
+            failing.number += 1
+            # Twice as long as the last time.
+            pause = _FIRST_PAUSE * 2.0 ** min(failing.number - 1, 10)
+            failing.again_at = time.monotonic() + min(pause, longest)
         if before is None:
             # A missing table needs no traceback.
             reason, trace = (reason_of(error), None) if is_unmigrated(error) else (kind, error)
@@ -123,14 +126,6 @@ class Steps:
                 reason,
                 exc_info=trace,
             )
-
-    def _worked(self, what: str) -> None:
-        if what not in self._failing:
-            return
-        with self._lock:
-            before = self._failing.pop(what, None)
-        if before is not None:
-            logger.warning("%s works again after %d failures.", what, before.number)
 
 
 # Threads of a scheduler besides the dispatch thread: each repeats one function, and no exception
@@ -176,21 +171,14 @@ class PeriodicThread(threading.Thread):
     def run(self) -> None:
         """Repeat until ``stop``."""
         while not self._stopping:
-            self._waiter.wait(max(0.0, self._round()))
-
-    def _round(self) -> float:
-        try:
-            seconds, self._failing = self._act(), False
-        except BaseException as error:  # noqa: BLE001 - code of the project may call sys.exit(), which ends threads
-            if not self._failing:
-                log_failure(
-                    error,
-                    "A round of the thread %s failed; it is repeated every %g s.",
-                    self.name,
-                    _PAUSE,
-                )
-            seconds, self._failing = _PAUSE, True
-        return seconds
+            try:
+                seconds, self._failing = self._act(), False
+            except BaseException as error:  # noqa: BLE001 - code of the project may call sys.exit(), which ends threads
+                if not self._failing:
+                    text = "A round of the thread %s failed; it is repeated every %g s."
+                    log_failure(error, text, self.name, _PAUSE)
+                seconds, self._failing = _PAUSE, True
+            self._waiter.wait(max(0.0, seconds))
 
     def wake(self) -> None:
         """Start the next round at once."""

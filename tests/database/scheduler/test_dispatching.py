@@ -1,75 +1,71 @@
-"""A scheduler publishes tasks at their due time, from an index in memory that polls fill."""
+"""A scheduler publishes tasks at their due time, from an index in memory that polls fill. Polls delay
+no task that is due, and tasks that wait for a batch are looked for between them.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
-from datetime import datetime, timedelta, tzinfo
-from typing import Any, Self
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes, queues
-from django_durable_tasks.models import QueueControl, Task
-from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.limits import config
+from django_durable_tasks.models import BatchMessage, QueueControl, Task
+from django_durable_tasks.models.tasks import NEVER, new_task_id
+from django_durable_tasks.scheduler import dispatch_loop
+from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.due_index import DueEntry
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import transitions
 from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.store.clock import database_now
-from tests.factories import QUEUE, a_node, a_task, many_tasks
+from django_durable_tasks.tasks import batches, claim
+from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks
 from tests.messages import take_task_messages
-from tests.process_state import new_process_state
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def scheduler() -> Scheduler:
-    """Return a scheduler that does not lead, with empty caches of the queues."""
-    new_process_state()
-    broker_outage.breaker.succeeded()
-    return Scheduler("one")
+def _rounds(scheduler: Scheduler, condition: Callable[[], bool]) -> None:
+    until(lambda: (scheduler.round(), condition())[1], within=30)
 
 
 def _published(scheduler: Scheduler, row: Task) -> None:
-    until(
-        lambda: (scheduler.round(), Task.objects.queued().filter(pk=row.pk).exists())[1],
-        within=30,
-        message="published",
-    )
+    _rounds(scheduler, Task.objects.queued().filter(pk=row.pk).exists)
 
 
 def test_an_upcoming_task_is_indexed_and_published_by_its_id(scheduler: Scheduler) -> None:
     row = a_task(due=1.5)
     assert scheduler.round() <= 1.5
-    hands = scheduler.dispatching
-    assert len(hands.index) == 1
-    hands.poll = lambda: 0  # type: ignore[method-assign]
+    loop = scheduler.dispatching
+    assert len(loop.index) == 1
+    loop.poll = lambda: 0  # type: ignore[method-assign]
     _published(scheduler, row)
     assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
     row.refresh_from_db()
     assert row.due_at is not None
     assert row.updated_at >= row.run_at
-    assert len(hands.index) == 0
+    assert len(loop.index) == 0
 
 
-def test_queues_whose_names_differ_in_case_only_are_both_dispatched(scheduler: Scheduler) -> None:
-    """MySQL and MariaDB compare them by a binary collation."""
-    rows = [a_task(queue=queue) for queue in (QUEUE, QUEUE.upper())]
-    assert scheduler.dispatching.poll() == 2
-    assert [
-        message.task_id for queue in (QUEUE, QUEUE.upper()) for message in take_task_messages(queue)
-    ] == [row.pk for row in rows]
-    assert scheduler.steps.failing() == []
-
-
-def test_a_paused_queue_does_not_pause_one_whose_name_differs_in_case_only(
+def test_queues_whose_names_differ_in_case_only_are_dispatched_and_paused_alone(
     scheduler: Scheduler,
 ) -> None:
-    paused, open_ = (a_task(queue=queue) for queue in (QUEUE, QUEUE.upper()))
+    """MySQL and MariaDB compare them by a binary collation."""
+    names = (QUEUE, QUEUE.upper())
+    rows = [a_task(queue=queue) for queue in names]
+    assert scheduler.dispatching.poll() == 2
+    published = [message.task_id for queue in names for message in take_task_messages(queue)]
+    assert published == [row.pk for row in rows]
+    assert scheduler.steps.failing() == []
+    paused, open_ = (a_task(queue=queue) for queue in names)
     queues.pause(QUEUE, by="anna")
     assert scheduler.dispatching.poll() == 1
     assert [message.task_id for message in take_task_messages(QUEUE.upper())] == [open_.pk]
@@ -125,23 +121,14 @@ def test_the_most_urgent_tasks_are_published_although_the_window_is_full(
 def test_the_first_poll_uses_the_databases_clock(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = a_task(
-        due_at=NEVER,
-        waiting_for_limit="tenant:1",
-        expires_at=database_now() + timedelta(seconds=60),
-    )
-    # The host's clock is an hour ahead.
-    monkeypatch.setattr("django_durable_tasks.scheduler.dispatch_loop.datetime", _Ahead)
+    expires_at = database_now() + timedelta(seconds=60)
+    row = a_task(due_at=NEVER, waiting_for_limit="tenant:1", expires_at=expires_at)
+    ahead = database_now() + timedelta(hours=1)
+    monkeypatch.setattr(dispatch_loop, "host_now", lambda: ahead)
     scheduler.releasing.round()
     assert scheduler.dispatching.poll() == 1
     row.refresh_from_db()
     assert row.status == Status.QUEUED
-
-
-class _Ahead(datetime):
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Self:
-        return super().now(tz) + timedelta(hours=1)
 
 
 def test_waiting_tasks_of_a_fast_queue_are_released_as_long_as_its_window_has_capacity(
@@ -152,9 +139,8 @@ def test_waiting_tasks_of_a_fast_queue_are_released_as_long_as_its_window_has_ca
     a_task(due=60, queue="other")
     settings.DURABLE_TASKS = {"LOOKAHEAD": 600}
     scheduler.dispatching.poll()
-    Task.objects.unguarded().filter(
-        pk__in=list(Task.objects.queued().values_list("pk", flat=True)[:1_700])
-    ).delete()
+    started = list(Task.objects.queued().values_list("pk", flat=True)[:1_700])
+    Task.objects.unguarded().filter(pk__in=started).delete()
     scheduler.dispatching.poll()
     waiting = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
     scheduler.releasing.round()
@@ -195,25 +181,196 @@ def test_index_entries_are_verified_against_the_database(scheduler: Scheduler) -
     """A task that is in the index but not due stays; a due task that is not in the index is found
     by the poll.
     """
-    row = a_task(due=3_600)
-    hands = scheduler.dispatching
-    hands.poll()
-    now = hands.now
-    hands.index.add([DueEntry(now, QUEUE, row.pk, 0, 0), DueEntry(now, QUEUE, uuid.uuid4(), 0, 0)])
-    unknown = a_task()
-    _published(scheduler, unknown)
+    row, loop = a_task(due=3_600), scheduler.dispatching
+    loop.poll()
+    loop.index.add([DueEntry(loop.now, QUEUE, pk, 0, 0) for pk in (row.pk, uuid.uuid4())])
+    _published(scheduler, a_task())
     row.refresh_from_db()
     assert row.status == Status.PENDING
 
 
 def test_a_task_created_due_soon_is_polled_for_at_once(scheduler: Scheduler) -> None:
     scheduler.round()
-    hands = scheduler.dispatching
-    hands._poll_at = float("inf")
+    loop = scheduler.dispatching
+    loop._poll_at = float("inf")
     row = a_task(due=0.5)
     assert scheduler.round() > 0
-    assert len(hands.index) == 0
+    assert len(loop.index) == 0
     scheduler._on_due_soon(row.run_at)
-    until(
-        lambda: (scheduler.round(), len(hands.index) == 1)[1], within=30, message="the row is known"
-    )
+    _rounds(scheduler, lambda: len(loop.index) == 1)
+
+
+# Tasks that wait for a batch: the loop looks for them between its polls ---------------------------
+
+
+def _is_published(number: int) -> bool:
+    return BatchMessage.objects.filter(number=number, due_at__isnull=False).exists()
+
+
+def _without_polls(scheduler: Scheduler) -> None:
+    scheduler.dispatching._next_poll_at = lambda: math.inf  # type: ignore[method-assign]
+
+
+def test_a_message_is_published_when_a_task_becomes_due(scheduler: Scheduler) -> None:
+    a_task(due=1.0, in_batch=True)
+    assert scheduler.round() <= 1.0
+    assert not BatchMessage.objects.exists()
+    _without_polls(scheduler)
+    _rounds(scheduler, lambda: _is_published(1))
+
+
+def test_a_message_is_published_for_tasks_that_remain_after_the_last_one(
+    scheduler: Scheduler,
+) -> None:
+    many_tasks(2, in_batch=True)
+    assert scheduler.round() == 0.0
+    assert _is_published(1)
+    _without_polls(scheduler)
+    batches.message_received(QUEUE, NOOP, 1)
+    _rounds(scheduler, lambda: _is_published(2))
+
+
+def test_looks_end_while_a_message_is_outstanding(scheduler: Scheduler) -> None:
+    many_tasks(2, in_batch=True)
+    batches, looks = scheduler.dispatching._batches, list[float]()
+    scheduler.round()
+    _without_polls(scheduler)
+    while batches.look_at < math.inf:
+        looks.append(batches.look_at)
+        _rounds(scheduler, lambda: batches.look_at != looks[-1])
+    assert 1 < len(looks) <= 4
+    assert _is_published(1)
+
+
+@pytest.fixture
+def loop(scheduler: Scheduler, settings: Any) -> DispatchLoop:
+    """The dispatch loop of a scheduler that reads ten minutes ahead."""
+    settings.DURABLE_TASKS = {"LOOKAHEAD": 600}
+    return scheduler.dispatching
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The queues whose upcoming tasks were read, by read."""
+    reads, read = list[list[str]](), claim.coming
+
+    def coming(queues: list[str], *rest: Any, **more: Any) -> list[tuple[Any, ...]]:
+        reads.append(queues)
+        return read(queues, *rest, **more)
+
+    monkeypatch.setattr(claim, "coming", coming)
+    monkeypatch.setattr(dispatch_loop, "_READ_AHEAD_INTERVAL", 1e9)
+    return reads
+
+
+def test_upcoming_tasks_are_read_once_within_the_interval_or_at_once_for_a_reason(
+    loop: DispatchLoop, reads: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_task(due=300)
+    for _ in range(3):
+        loop.poll()
+    assert reads == [[QUEUE]]
+    loop.request_poll()
+    loop.poll()
+    assert len(reads) == 2
+    a_task(due=300, queue="new")
+    loop.poll()
+    assert [sorted(queues) for queues in reads[2:]] == [sorted([QUEUE, "new"])]
+    a_task(due=300, priority=9)
+    loop.poll()
+    assert len(reads) == 4
+    loop.serve(frozenset(range(32)))
+    loop.poll()
+    assert len(reads) == 5
+    loop.poll()
+    assert len(reads) == 5
+    monkeypatch.setattr(dispatch_loop, "_READ_AHEAD_INTERVAL", 0.0)
+    loop.poll()
+    assert len(reads) == 6
+
+
+def test_a_read_that_was_cut_is_repeated_by_the_next_poll(
+    loop: DispatchLoop, reads: list[list[str]], settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {"LOOKAHEAD": 600, "BATCH_SIZE": 1}
+    many_tasks(11, due=300)
+    loop.poll()
+    loop.poll()
+    assert len(reads) == 2
+
+
+@pytest.fixture
+def due_first(loop: DispatchLoop, monkeypatch: pytest.MonkeyPatch) -> DispatchLoop:
+    """A loop whose regular poll is due, and whose next task is due before that poll would end."""
+    monkeypatch.setattr(dispatch_loop, "_POLL_POSTPONED_MAX", 100.0)
+    loop.poll()
+    loop._poll_took, loop._poll_at = 1_000.0, time.monotonic()
+    loop.index.add([DueEntry(loop.now + timedelta(seconds=500), QUEUE, new_task_id(), 0, 0)])
+    return loop
+
+
+def test_a_poll_waits_for_a_task_that_is_due_before_it_would_end_up_to_a_maximum(
+    due_first: DispatchLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert due_first._next_poll_at() > due_first._poll_at
+    assert due_first.time_to_sleep() > 0  # the loop does not spin meanwhile
+    monkeypatch.setattr(dispatch_loop, "_POLL_POSTPONED_MAX", 0.0)
+    assert due_first._next_poll_at() == due_first._poll_at
+    monkeypatch.setattr(dispatch_loop, "_POLL_POSTPONED_MAX", 100.0)
+    due_first._poll_took = 0.0
+    assert due_first._next_poll_at() == due_first._poll_at
+
+
+def test_a_poll_that_was_requested_or_finds_more_tasks_is_not_postponed(
+    due_first: DispatchLoop,
+) -> None:
+    due_first.request_poll()
+    assert due_first._next_poll_at() <= due_first._poll_at
+    due_first._poll_requested = False
+    a_task()
+    assert due_first.poll() == 1
+    due_first._poll_took, due_first._poll_at = 1_000.0, time.monotonic()
+    assert due_first._next_poll_at() == due_first._poll_at
+
+
+def test_the_limits_are_read_by_a_poll_and_not_by_a_claim_at_the_due_time(
+    loop: DispatchLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = list[config.LimitConfig](), config.read
+
+    def counted() -> config.LimitConfig:
+        reads.append(read())
+        return reads[-1]
+
+    monkeypatch.setattr(config, "read", counted)
+    monkeypatch.setattr(config, "FRESH", 1e9)
+    loop.poll()
+    assert not reads  # no task is due soon
+    row = a_task(due=300)
+    loop.poll()
+    Task.objects.unguarded().filter(pk=row.pk).update(due_at=database_now())
+    loop.index.add([DueEntry(loop.now - timedelta(seconds=1), QUEUE, row.pk, 0, 0)])
+    assert loop._dispatch_at_due_time() == 1
+    assert len(reads) == 1
+    monkeypatch.setattr(config, "FRESH", 0.0)
+    a_task(due=300)
+    loop.poll()
+    assert len(reads) == 2
+
+
+def test_tasks_of_the_due_index_that_a_poll_claims_cause_no_further_poll(
+    loop: DispatchLoop,
+) -> None:
+    """Otherwise a poll that takes longer than the time between two tasks causes the next one, and
+    tasks start when a poll ends instead of at their due time.
+    """
+    many_tasks(3, due=300)
+    loop.poll()
+    assert len(loop.index) == 3
+    Task.objects.unguarded().update(due_at=database_now())
+    assert loop.poll() == 3
+    assert len(loop.index) == 0
+    assert not loop._poll_is_urgent
+    a_task()
+    assert loop.poll() == 1
+    assert loop._poll_is_urgent  # others may follow a task that was created due

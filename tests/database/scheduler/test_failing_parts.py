@@ -1,5 +1,5 @@
-"""No exception ends a scheduler or one of its threads. The failing part is postponed, counted and
-shown.
+"""No exception ends a scheduler or one of its threads, and the dispatching thread waits for none of
+them. The failing part is postponed, counted and shown.
 """
 
 from __future__ import annotations
@@ -7,29 +7,29 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection, connections
 
-from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.nodes import NodeReport
+from django_durable_tasks.limits import release
 from django_durable_tasks.models import Node, NodeKind, Task
-from django_durable_tasks.scheduler.due_index import DueIndex
+from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.scheduler.jobs import JobSchedule
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.listener import Listener
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.notify_on_commit import Notification
 from django_durable_tasks.scheduler.threads import Steps
 from tests.database.commands.durable_command import durable
-from tests.factories import QUEUE, a_task
-from tests.messages import take_task_messages
-from tests.process_state import new_process_state
+from tests.factories import a_task, many_tasks
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,44 +44,36 @@ def _error(kind: type[Exception]) -> Exception:
     )
 
 
-class BrokenIndex(DueIndex):
-    """An index one of whose methods raises."""
-
-    def __init__(self, method: str, error: Exception) -> None:
-        super().__init__()
-
-        def broken(*_: Any) -> Any:
-            raise error
-
-        setattr(self, method, broken)
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("method", ["pop_due", "next_at", "add"])
 def test_tasks_are_dispatched_by_polls_and_maintenance_continues_beside_a_failing_index(
-    method: str, kind: type[Exception], caplog: pytest.LogCaptureFixture, settings: Any
+    method: str,
+    kind: type[Exception],
+    leader: Scheduler,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
 ) -> None:
     settings.DURABLE_TASKS = {"REPUBLISH_AFTER": 1}
-    new_process_state()
-    broker_outage.breaker.succeeded()
-    take_task_messages(QUEUE)
-    scheduler = Scheduler("one")
-    scheduler.dispatching.index = BrokenIndex(method, _error(kind))
-    scheduler.leader.step()
+
+    def broken(*_: Any) -> Any:
+        raise _error(kind)
+
+    monkeypatch.setattr(leader.dispatching.index, method, broken)
     soon, due = a_task(due=3), a_task()
     unanswered = a_task(Status.QUEUED, due=-1, publish_count=1)
 
     def dispatched() -> bool:
-        assert scheduler.round() <= 1
-        scheduler.maintenance.round()
-        scheduler.republishing.round()
+        assert leader.round() <= 1
+        leader.maintenance.round()
+        leader.republishing.round()
         unanswered.refresh_from_db()
         both = len(Task.objects.queued().filter(pk__in=[soon.pk, due.pk])) == 2
-        return both and bool(scheduler.steps.failing()) and unanswered.publish_count > 1
+        return both and bool(leader.steps.failing()) and unanswered.publish_count > 1
 
     until(dispatched, within=30)
     assert caplog.text.count(". The other parts of the scheduler continue.") == 1
-    (failing,) = scheduler.steps.failing()
+    (failing,) = leader.steps.failing()
     assert failing["error"] == kind.__name__
 
 
@@ -96,48 +88,36 @@ def test_a_failure_is_logged_once_postponed_longer_each_time_and_counted(
             raise ZeroDivisionError
         return 5
 
-    until(lambda: steps.attempt("It", act, 1.0) or len(calls) == 4, within=30)
+    until(lambda: steps.attempt("It", act, 0, 1.0) or len(calls) == 4, within=30)
     waits = [after - before for before, after in pairwise(calls)]
     assert all(wait >= least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=True))
-    assert steps.failing()[0] | {"since": 0} == {
-        "what": "It",
-        "error": "ZeroDivisionError",
-        "number": 4,
-        "since": 0,
-    }
+    shown = {"what": "It", "error": "ZeroDivisionError", "number": 4, "since": 0}
+    assert steps.failing()[0] | {"since": 0} == shown
     broken.clear()
-    until(lambda: steps.attempt("It", act, 1.0) == 5, within=30)
+    until(lambda: steps.attempt("It", act, 0, 1.0) == 5, within=30)
     assert steps.failing() == []
-    assert (
-        caplog.text.count(
-            "It failed (ZeroDivisionError). The other parts of the scheduler continue."
-        )
-        == 1
-    )
+    text = "It failed (ZeroDivisionError). The other parts of the scheduler continue."
+    assert caplog.text.count(text) == 1
     assert caplog.text.count("It works again after 4 failures.") == 1
 
 
-def test_a_database_error_is_raised_if_the_caller_handles_outages() -> None:
-    def act() -> int:
-        raise OperationalError("away")
+def _fail() -> int:
+    raise OperationalError("away")
 
+
+def test_a_database_error_is_raised_if_the_caller_handles_outages() -> None:
     steps = Steps()
     with pytest.raises(OperationalError):
-        steps.attempt("It", act, outages=True)
-    assert steps.attempt("It", act) == 0
+        steps.attempt("It", _fail, 0, outages=True)
+    assert steps.attempt("It", _fail, 0) == 0
 
 
-def test_status_shows_a_failing_part_until_it_works_again() -> None:
-    scheduler = Scheduler("one")
-
-    def act() -> int:
-        raise TypeError
-
-    scheduler.steps.attempt("Job prune", act)
+def test_status_shows_a_failing_part_until_it_works_again(scheduler: Scheduler) -> None:
+    scheduler.steps.attempt("Job prune", _fail, 0)
     scheduler._beat._beat()
     assert "Node one: Job prune failed 1 times in a row in" in durable("status").out
     scheduler.steps._failing["Job prune"].again_at = 0.0
-    scheduler.steps.attempt("Job prune", lambda: 0)
+    scheduler.steps.attempt("Job prune", lambda: 0, 0)
     scheduler._beat._beat()
     assert "Job prune" not in durable("status").out
 
@@ -209,17 +189,159 @@ class FailingTransport:
         raise OSError("odd")
 
 
-def _no_wake(at: datetime) -> None:
-    """Do nothing."""
-
-
 def test_a_listener_survives_whatever_its_transport_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_durable_tasks.scheduler.listener._LONGEST_PAUSE", 0.02)
     way = FailingTransport()
-    listener = Listener(way, _no_wake, lambda: None)
+    listener = Listener(way, lambda at: None, lambda: None)
     listener._pause = 0.02
     listener.start()
     until(lambda: way.opened > 10, within=30)
     assert listener.is_alive()
     listener.stop(10)
     assert not listener.is_alive()
+
+
+_WAITING = """
+SELECT pid, query_start FROM pg_stat_activity
+ WHERE datname = current_database() AND wait_event_type = 'Lock' ORDER BY pid
+"""
+
+
+@contextmanager
+def _running() -> Iterator[Scheduler]:
+    scheduler = Scheduler("one")
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    try:
+        until(scheduler.leader.leading, within=30)
+        yield scheduler
+    finally:
+        scheduler.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def _locked(table: str) -> Iterator[None]:
+    other = connections.create_connection("default")
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        yield
+        other.rollback()
+    finally:
+        other.close()
+
+
+def _waiting() -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(_WAITING)
+        return list(cursor.fetchall())
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize(
+    "table",
+    ["durable_tasks_dead_letter", "durable_tasks_recurring_task", "durable_tasks_ending_event"],
+)
+def test_tasks_are_dispatched_while_a_job_or_the_firing_waits_for_a_lock(table: str) -> None:
+    """A waiting thread gives up after 5 s, so the wait that began before the task must be the one
+    after it.
+    """
+
+    def dispatched_meanwhile() -> bool:
+        before = until(_waiting, within=30, message="a thread waits for the table")
+        row = a_task()
+        until(
+            lambda: Task.objects.queued().filter(pk=row.pk).exists(),
+            within=30,
+            message="dispatched",
+        )
+        return bool(set(before) & set(_waiting()))
+
+    with _running(), _locked(table):
+        assert any(dispatched_meanwhile() for _ in range(5))
+
+
+def test_tasks_are_dispatched_while_a_release_of_limits_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+    original = release.release_waiting
+
+    def slow(now: datetime, limit: int) -> int:
+        begun.set()
+        over.wait(60)
+        return original(now, limit)
+
+    with _running():
+        monkeypatch.setattr(release, "release_waiting", slow)
+        waiting = a_task(due_at=NEVER, waiting_for_limit="tenant:1")
+        assert begun.wait(30)
+        try:
+            row = a_task()
+            until(lambda: Task.objects.queued().filter(pk=row.pk).exists(), within=30)
+        finally:
+            over.set()
+        until(lambda: Task.objects.queued().filter(pk=waiting.pk).exists(), within=30)
+
+
+def test_a_scheduler_runs_its_jobs_and_dispatches_until_it_is_stopped(settings: Any) -> None:
+    settings.DURABLE_TASKS = {"RETENTION": {"CANCELLED": 0.001}, "POLL": 0.2}
+    many_tasks(30, Status.CANCELLED)
+    with _running() as scheduler:
+        row = a_task(due=0.5)
+        unanswered = a_task(Status.QUEUED, due=-1, publish_count=1)
+        until(lambda: Task.objects.queued().filter(pk=row.pk).exists(), within=30)
+        until(lambda: Task.objects.get(pk=unanswered.pk).publish_count == 2, within=30)
+        until(lambda: not Task.objects.filter(status=Status.CANCELLED).exists(), within=30)
+        assert scheduler.steps.failing() == []
+    assert not scheduler.maintenance.is_alive()
+    assert not scheduler.triggering.is_alive()
+    assert not scheduler.releasing.is_alive()
+
+
+def test_a_step_of_any_thread_that_takes_too_long_ends_leadership(scheduler: Scheduler) -> None:
+    leader = scheduler.leader
+    leader.step()
+    begun, over = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        leader.watch(0.0)
+        begun.set()
+        over.wait(60)
+        leader.watch(None)
+
+    thread = threading.Thread(target=stuck)
+    thread.start()
+    assert begun.wait(30)
+    leader.watch(30.0)
+    leader.watch(None)
+
+    def resigned() -> bool:
+        leader.step()
+        return leader.term is None
+
+    until(resigned, within=30)
+    leader.step()
+    assert not leader.leading(), "while the step is stuck it does not lead again"
+    over.set()
+    thread.join(30)
+    leader.step()
+    assert leader.leading()
+    leader.resign()
+
+
+def test_a_job_that_changed_something_runs_again_soon_and_another_after_its_interval() -> None:
+    schedule = JobSchedule()
+    due = {job.name: job for job in schedule.take_due()}
+    assert schedule.take_due() == []
+    schedule.finished(due["prune"], 0, 0.2)
+    schedule.finished(due["age_priorities"], 3, 0.0)
+    assert [job.name for job in schedule.take_due()] == ["age_priorities"]
+    schedule.finished(due["prune"], 500, 0.001)
+    until(lambda: "prune" in {job.name for job in schedule.take_due()}, within=30)
+    schedule.endings_recorded()
+    assert {"resolve_dependents", "count_endings"} <= {job.name for job in schedule.take_due()}
+    assert schedule.next_in() <= 0.2

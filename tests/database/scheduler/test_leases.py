@@ -73,9 +73,20 @@ def _status(row: Task) -> str:
     return str(Task.objects.values_list("status", flat=True).get(pk=row.pk))
 
 
-def test_a_lease_expires_after_the_checks_of_its_duration_and_not_before() -> None:
-    row, watcher = a_task(Status.RUNNING), Watcher()
-    watcher.look(LEASE)
+@pytest.mark.parametrize(
+    ("fields", "checks"),
+    [
+        ({}, LEASE),
+        ({"options": {"lease": 120}, "due": -1}, 2 * LEASE),
+        ({"options": {"lease": 120}, "due": -1, "name": "an.unknown.task"}, 2 * LEASE),
+    ],
+    ids=["default", "of the call", "of an unknown task"],
+)
+def test_a_lease_expires_after_the_checks_of_its_duration_and_not_before(
+    fields: dict[str, Any], checks: int
+) -> None:
+    row, watcher = a_task(Status.RUNNING, **fields), Watcher()
+    watcher.look(checks)
     assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
     watcher.look()
     assert (watcher.sweep(), _status(row)) == (1, "PENDING")
@@ -102,30 +113,20 @@ def test_no_jump_of_the_databases_clock_keeps_a_silent_run(jump: timedelta) -> N
     assert (watcher.sweep(), _status(row)) == (1, "PENDING")
 
 
-def test_an_outage_of_the_database_restarts_the_count() -> None:
-    row, watcher = a_task(Status.RUNNING), Watcher().look(LEASE)
-    watcher.monitor.missed()
-    watcher.look(LEASE - 1)
-    assert (watcher.sweep(), _status(row)) == (0, "RUNNING")
-    watcher.look()
-    assert watcher.sweep() == 1
-
-
-def test_a_suspended_monitor_restarts_the_count() -> None:
+@pytest.mark.parametrize("is_suspended", [False, True], ids=["outage", "suspended"])
+def test_an_outage_of_the_database_and_a_suspended_monitor_restart_the_count(
+    is_suspended: bool,
+) -> None:
     a_task(Status.RUNNING)
     watcher = Watcher().look(LEASE)
-    watcher.at += 60
+    if is_suspended:
+        watcher.at += 60
+    else:
+        watcher.monitor.missed()
+    watcher.look(LEASE - 1)
+    assert watcher.sweep() == 0
     watcher.look(2)
-    assert watcher.sweep() == 0
-
-
-@pytest.mark.parametrize("name", ["tests.project.tasks.noop", "an.unknown.task"])
-def test_a_task_with_a_longer_lease_is_given_that_time(name: str) -> None:
-    row = a_task(Status.RUNNING, name=name, options={"lease": 120}, due=-1)
-    watcher = Watcher().look(2 * LEASE)
-    assert watcher.sweep() == 0
-    watcher.look()
-    assert (watcher.sweep(), _status(row)) == (1, "PENDING")
+    assert watcher.sweep() == 1
 
 
 def test_for_a_task_of_unknown_lease_the_databases_clock_must_agree() -> None:

@@ -13,15 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import current_app
 from django.db import connection
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import backpressure
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Task, Tenant
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states.demand import QueueDemand
@@ -38,12 +36,9 @@ NODE = uuid.uuid4()
 QUEUES = [f"{QUEUE}-{number}" for number in range(30)]
 
 
-@pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
-    """Return a scheduler that does not lead, with empty caches of the queues."""
-    new_process_state()
-    broker_outage.breaker.succeeded()
-    yield Scheduler("one")
+@pytest.fixture(autouse=True)
+def empty_queues() -> Iterator[None]:
+    yield
     for queue in QUEUES:
         take_task_messages(queue)
 
@@ -69,13 +64,14 @@ def _statements() -> Iterator[list[str]]:
         connections.close_all()
 
 
-def _claimed(*asked: QueueDemand, limit: int = 100) -> list[Any]:
-    now = database_now()
-    return [
-        message
-        for part in claim.parted(asked)
+def _claimed(limits: dict[str, int], limit: int = 100) -> Counter[str]:
+    """Claim at most ``limit`` tasks, of each queue as many as ``limits`` says; count them."""
+    demands, now = [QueueDemand(*pair) for pair in limits.items()], database_now()
+    return Counter(
+        message.queue
+        for part in claim.parted(demands)
         for message in claim.claim_of(part, now, limit, NODE).messages
-    ]
+    )
 
 
 def test_each_queue_gives_its_most_urgent_tasks_up_to_its_limit() -> None:
@@ -84,109 +80,103 @@ def test_each_queue_gives_its_most_urgent_tasks_up_to_its_limit() -> None:
             a_task(queue=queue, priority=priority)
     a_task(queue="c", due=60)
     a_task(queue="not asked")
-    found = _claimed(
-        QueueDemand("a", 2), QueueDemand("b", 5, 3), QueueDemand("c", 5), QueueDemand("empty", 5)
-    )
-    assert sorted((message.queue, message.priority) for message in found) == [
-        ("a", 3),
-        ("a", 9),
-        ("b", 3),
-        ("b", 9),
+    demands = [
+        QueueDemand("a", 2),
+        QueueDemand("b", 5, 3),
+        QueueDemand("c", 5),
+        QueueDemand("empty", 5),
     ]
-    assert [message.priority for message in found] == [9, 9, 3, 3]
+    (part,) = claim.parted(demands)
+    messages = claim.claim_of(part, database_now(), 100, NODE).messages
+    found = [(message.queue, message.priority) for message in messages]
+    assert sorted(found) == [("a", 3), ("a", 9), ("b", 3), ("b", 9)]
+    assert [priority for _, priority in found] == [9, 9, 3, 3]
     assert Task.objects.queued().count() == 4
 
 
 def test_all_queues_together_give_no_more_than_the_whole_batch() -> None:
     for queue in ("a", "b", "c"):
         many_tasks(4, queue=queue)
-    found = _claimed(QueueDemand("a", 3), QueueDemand("b", 3), QueueDemand("c", 3), limit=5)
-    assert Counter(message.queue for message in found) == {"a": 3, "b": 2}
+    assert _claimed({"a": 3, "b": 3, "c": 3}, limit=5) == {"a": 3, "b": 2}
     assert Task.objects.queued().count() == 5
 
 
-def test_tasks_that_another_process_claims_are_skipped() -> None:
+def test_a_claimed_task_is_not_claimed_again() -> None:
     many_tasks(3, queue="a")
-    first = _claimed(QueueDemand("a", 2))
-    second = _claimed(QueueDemand("a", 2))
-    assert not {message.task_id for message in first} & {message.task_id for message in second}
-    assert len(first) + len(second) == 3
+    assert [_claimed({"a": 2}).total() for _ in range(3)] == [2, 1, 0]
+    assert Task.objects.queued().count() == 3
 
 
 def test_limits_of_single_queues_and_of_all_apply_to_a_claim_of_many() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
     Limit.objects.create(scope="global", max_concurrency=4)
-    new_process_state()
     for queue in ("a", "b", "c"):
         many_tasks(3, queue=queue)
-    found = _claimed(QueueDemand("a", 3), QueueDemand("b", 3), QueueDemand("c", 3))
-    assert Counter(message.queue for message in found) == {"a": 1, "b": 3}
-    assert not _claimed(QueueDemand("a", 3), QueueDemand("c", 3))
+    assert _claimed({"a": 3, "b": 3, "c": 3}) == {"a": 1, "b": 3}
+    assert not _claimed({"a": 3, "c": 3})
 
 
 def test_queues_without_a_limit_are_claimed_separately_from_those_with_one() -> None:
     Limit.objects.create(scope="queue:a", max_concurrency=1)
-    new_process_state()
-    parts = claim.parted([QueueDemand("a", 1), QueueDemand("b", 1), QueueDemand("c", 1)])
-    assert parts == [[QueueDemand("b", 1), QueueDemand("c", 1)], [QueueDemand("a", 1)]]
+    a, b, c = (QueueDemand(queue, 1) for queue in "abc")
+    assert claim.parted([a, b, c]) == [[b, c], [a]]
 
 
-def test_tenants_share_each_of_many_queues(settings: Any) -> None:
+@pytest.fixture
+def tenants(settings: Any) -> tuple[Tenant, Tenant]:
+    """Two tenants, in an installation with small windows."""
     settings.DURABLE_TASKS = {"QUEUE_WINDOW": 40}
-    one, two = a_tenant(), a_tenant()
-    new_process_state()
+    return a_tenant(), a_tenant()
+
+
+def test_tenants_share_each_of_many_queues(tenants: tuple[Tenant, Tenant]) -> None:
+    one, two = tenants
     for queue in ("a", "b"):
         many_tasks(30, queue=queue, tenant=one)
         many_tasks(5, queue=queue, tenant=two, priority=1)
     backpressure.snapshot()
-    found = _claimed(QueueDemand("a", 40), QueueDemand("b", 40))
-    assert Counter(message.queue for message in found) == {"a": 25, "b": 25}
+    assert _claimed({"a": 40, "b": 40}) == {"a": 25, "b": 25}
     assert Task.objects.waiting_for_limit().count() == 20
 
 
-def test_a_queue_within_its_shares_is_admitted_beside_one_that_exceeds_them(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 40}
-    one, two = a_tenant(), a_tenant()
-    new_process_state()
+def test_a_queue_within_its_shares_is_admitted_beside_one_that_exceeds_them(
+    tenants: tuple[Tenant, Tenant],
+) -> None:
+    one, two = tenants
     many_tasks(30, queue="a", tenant=one)
-    for tenant in (one, two):
+    for tenant in tenants:
         many_tasks(20, queue="b", tenant=tenant)
         many_tasks(5, Status.QUEUED, queue="c", tenant=tenant)
     many_tasks(15, queue="c", tenant=one)
     many_tasks(16, queue="c", tenant=two)
     backpressure.snapshot()
-    found = _claimed(*(QueueDemand(queue, 40) for queue in ("a", "b", "c")), limit=120)
-    assert Counter(message.queue for message in found) == {"a": 20, "b": 40, "c": 30}
+    assert _claimed(dict.fromkeys("abc", 40), limit=120) == {"a": 20, "b": 40, "c": 30}
     waiting = Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)
     assert Counter(waiting) == {f"share:a:{one.pk}": 10, f"share:c:{two.pk}": 1}
 
 
-def test_tasks_that_waited_for_a_share_do_not_use_it_again(settings: Any) -> None:
+def test_tasks_that_waited_for_a_share_do_not_use_it_again(tenants: tuple[Tenant, Tenant]) -> None:
     """They were selected when the share had capacity, which newer tasks may have used since."""
-    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 40}
-    one = a_tenant()
-    new_process_state()
+    one, _ = tenants
     many_tasks(20, Status.QUEUED, queue="a", tenant=one)
     many_tasks(3, queue="a", tenant=one, waiting_for_limit=f"share:a:{one.pk}")
     backpressure.snapshot()
-    assert len(_claimed(QueueDemand("a", 40))) == 3
+    assert _claimed({"a": 40}) == {"a": 3}
     many_tasks(1, queue="a", tenant=one)
-    assert not _claimed(QueueDemand("a", 40))
+    assert not _claimed({"a": 40})
 
 
-def test_shares_are_checked_by_a_count_of_the_claimed_queues_only(vendor: str) -> None:
-    owners = [a_tenant(), a_tenant()]
-    new_process_state()
+def test_shares_are_checked_by_a_count_of_the_claimed_queues_only(
+    tenants: tuple[Tenant, Tenant], vendor: str
+) -> None:
     for queue in ("a", "b"):
-        for owner in owners:
-            many_tasks(2, queue=queue, tenant=owner)
-    many_tasks(3, Status.QUEUED, queue="c", tenant=owners[0])
+        for tenant in tenants:
+            many_tasks(2, queue=queue, tenant=tenant)
+    many_tasks(3, Status.QUEUED, queue="c", tenant=tenants[0])
     with CaptureQueriesContext(connection) as context:
-        assert len(_claimed(QueueDemand("a", 9), QueueDemand("b", 9))) == 8
-    counts = [one["sql"] for one in context if "count(" in one["sql"].lower()]
-    assert len(counts) == 1
-    if vendor == "postgresql":
-        assert "unnest(" in counts[0]
+        assert _claimed({"a": 9, "b": 9}) == {"a": 4, "b": 4}
+    (count,) = [query["sql"] for query in context if "count(" in query["sql"].lower()]
+    assert vendor != "postgresql" or "unnest(" in count
 
 
 def test_a_poll_publishes_each_due_priority_of_a_queue(scheduler: Scheduler) -> None:
@@ -354,22 +344,3 @@ def test_a_task_with_unreadable_options_is_published_without_them_and_blocks_no_
     assert scheduler.dispatching.poll() == 2
     assert str(bad.pk) in caplog.text
     assert [message.task_id for message in take_task_messages(QUEUES[1])] == [good.pk]
-
-
-def test_a_queue_unknown_to_celery_causes_no_statements_for_others(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for queue in QUEUES[:3]:
-        current_app.amqp.queues.select_add(queue)
-    monkeypatch.setattr(current_app.amqp.queues, "create_missing", False)
-    a_task(queue="nowhere")
-    for queue in QUEUES[:3]:
-        a_task(queue=queue)
-    assert scheduler.dispatching.poll() == 3
-    assert set(Task.objects.queued().values_list("queue", flat=True)) == set(QUEUES[:3])
-
-
-def test_upcoming_tasks_of_many_queues_are_read_together(scheduler: Scheduler) -> None:
-    rows = [a_task(Status.PENDING, due=1.5, queue=queue) for queue in QUEUES[:5]]
-    scheduler.dispatching.poll()
-    assert len(scheduler.dispatching.index) == len(rows)

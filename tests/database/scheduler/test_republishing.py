@@ -1,8 +1,11 @@
-"""Tasks are republished if messages are missing, however old the others are."""
+"""Tasks are republished if messages are missing, however old the others are, and at once after an
+outage of the broker.
+"""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,12 +16,14 @@ from kombu import Producer
 
 from django_durable_tasks.celery import broker_outage, publisher
 from django_durable_tasks.choices import Status
+from django_durable_tasks.cluster import nodes
+from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.limits import backpressure, config
 from django_durable_tasks.limits.backpressure import SMALLEST_WINDOW
 from django_durable_tasks.models import Node, Task
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.scheduler import republishing
-from django_durable_tasks.scheduler.dispatch_loop import PublishWindows
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.republishing import Republishing
 from django_durable_tasks.states import transitions
@@ -26,7 +31,6 @@ from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import operator_actions
 from tests.factories import QUEUE, a_node, a_task
 from tests.messages import take_messages, take_task_messages
-from tests.process_state import new_process_state
 from tests.republishing import Leader
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,15 +38,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def empty_queues() -> Iterator[None]:
-    def empty() -> None:
-        new_process_state()
-        broker_outage.breaker.succeeded()
-        for queue in (QUEUE, "dead", "other"):
-            take_messages(queue)
-
-    empty()
     yield
-    empty()
+    for queue in (QUEUE, "dead", "other"):
+        take_messages(queue)
 
 
 def _published(number: int, age: float = 60.0, **fields: Any) -> list[Task]:
@@ -168,17 +166,12 @@ def test_what_workers_hold_of_other_queues_hides_no_loss(event: str) -> None:
 
 def test_a_task_that_was_overtaken_is_republished_although_foreign_messages_hide_the_loss() -> None:
     _foreign(50)
-    now = database_now()
     lost = [a_task(Status.QUEUED, due=-40 + place, priority=3) for place in range(3)]
     waiting = _published(5, age=20, priority=3)
     leader = Leader()
     assert leader.compare() == 0
-    started: dict[str, Any] = {
-        "publish_count": 1,
-        "queued_at": now - timedelta(seconds=30),
-        "priority": 3,
-    }
-    a_task(Status.RUNNING, **started)
+    queued_at = database_now() - timedelta(seconds=30)
+    a_task(Status.RUNNING, publish_count=1, priority=3, queued_at=queued_at)
     assert leader.compare() == 3
     counts = _counts()
     assert [counts[row.pk] for row in (*lost, *waiting)] == [2] * 3 + [1] * 5
@@ -203,7 +196,7 @@ def test_a_start_by_a_clock_that_was_ahead_overtakes_nothing(
     if seen_before:
         with monkeypatch.context() as clock:
             clock.setattr(republishing, "database_now", lambda: ahead)
-            leader.comparison.read([])
+            leader.comparison.read_starts(leader.comparison.read())
         Task.objects.unguarded().filter(pk=running.pk).delete()
     assert [leader.compare() for _ in range(3)] == [0] * 3
     assert set(_counts().values()) <= {0, 1}
@@ -344,53 +337,68 @@ def test_a_limit_of_the_queue_itself_leaves_its_tasks_published(settings: Any) -
 # Messages without a task use the window -----------------------------------------------------------
 
 
-def _mass_cancel() -> None:
-    operator_actions.cancel(Task.objects.queued(), by="test", reason="test")
+@pytest.fixture
+def thread(scheduler: Scheduler) -> Republishing:
+    return scheduler.republishing
 
 
-def _expiry() -> None:
-    transitions.expire(Task.objects.queued(), 1_000)
-
-
-def _edit() -> None:
-    transitions.return_to_pending(Task.objects.queued(), 3_600)
-
-
-@pytest.mark.parametrize("leave", [_mass_cancel, _expiry, _edit])
-def test_messages_of_tasks_that_left_queued_use_the_window_until_they_are_consumed(
-    leave: Callable[[], None],
-) -> None:
-    scheduler = Scheduler("one")
-    windows, thread = PublishWindows(), scheduler.republishing
-    thread._windows = windows
-    assert _poll(windows).capacity(QUEUE) == SMALLEST_WINDOW
-    windows.record_sent(QUEUE, SMALLEST_WINDOW)
-    _published(SMALLEST_WINDOW)
-    leave()
-    _rounds(thread)
-    assert _poll(windows).capacity(QUEUE) == 0
-    take_task_messages(QUEUE)
-    _rounds(thread)
-    assert _poll(windows).capacity(QUEUE) == SMALLEST_WINDOW
-
-
-def test_foreign_messages_in_a_mixed_queue_do_not_use_the_window() -> None:
-    scheduler = Scheduler("one")
-    windows, thread = PublishWindows(), scheduler.republishing
-    thread._windows = windows
-    _worker(mixed=[QUEUE])
-    _foreign(2 * SMALLEST_WINDOW)
-    windows.record_sent(QUEUE, SMALLEST_WINDOW)
-    _poll(windows)
-    _rounds(thread)
-    assert windows.capacity(QUEUE) == SMALLEST_WINDOW
-
-
-def _rounds(thread: Republishing) -> None:
+def _capacity(thread: Republishing) -> int:
+    """Count the messages, as three rounds do, and return the capacity at the next poll."""
     for _ in range(3):
         thread.round()
+    thread._windows.refresh({}, database_now(), coming=True)
+    return thread._windows.capacity(QUEUE)
 
 
-def _poll(windows: PublishWindows) -> PublishWindows:
-    windows.refresh({}, database_now(), coming=True)
-    return windows
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda queued: operator_actions.cancel(queued, by="test", reason="test"),
+        lambda queued: transitions.expire(queued, 1_000),
+        lambda queued: transitions.return_to_pending(queued, 3_600),
+    ],
+    ids=["cancelled", "expired", "edited"],
+)
+def test_messages_of_tasks_that_left_queued_use_the_window_until_they_are_consumed(
+    leave: Callable[[TaskQuerySet], object], thread: Republishing
+) -> None:
+    assert _capacity(thread) == SMALLEST_WINDOW
+    thread._windows.record_sent(QUEUE, SMALLEST_WINDOW)
+    _published(SMALLEST_WINDOW)
+    leave(Task.objects.queued())
+    assert _capacity(thread) == 0
+    take_task_messages(QUEUE)
+    assert _capacity(thread) == SMALLEST_WINDOW
+
+
+def test_foreign_messages_in_a_mixed_queue_do_not_use_the_window(thread: Republishing) -> None:
+    _worker(mixed=[QUEUE])
+    _foreign(2 * SMALLEST_WINDOW)
+    thread._windows.record_sent(QUEUE, SMALLEST_WINDOW)
+    thread._windows.refresh({}, database_now(), coming=True)
+    assert _capacity(thread) == SMALLEST_WINDOW
+
+
+def test_queued_tasks_are_compared_once_if_nodes_report_an_outage() -> None:
+    take_task_messages(QUEUE)
+    leader = Leader()
+    leader.at = time.monotonic()
+    one, two = a_node(queues=[QUEUE]), a_node(queues=[QUEUE])
+    nodes.beat(one.pk, NodeReport(broker_outages=4))
+
+    def compare() -> int:
+        leader.monitor.record_broker_outages(nodes.broker_outages(), leader.at)
+        return leader.compare()
+
+    assert compare() == 0, "outages before the first read are over"
+    rows = [a_task(Status.QUEUED, due=9) for _ in range(3)]
+    assert compare() == 0, "they do not wait for long enough"
+    for node in (one, two):
+        nodes.beat(node.pk, NodeReport(broker_outages=5))
+    assert compare() == 3
+    assert {message.task_id for message in take_task_messages(QUEUE)} == {row.pk for row in rows}
+    leader.comparison._reports_from = leader.at + 3_600
+    Task.objects.unguarded().update(due_at=rows[0].due_at)
+    nodes.beat(a_node(queues=[QUEUE]).pk, NodeReport(broker_outages=1))
+    leader.compare()
+    assert take_task_messages(QUEUE) == [], "reports within 15 s are those of one outage"
