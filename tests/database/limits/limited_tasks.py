@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from django_durable_tasks import registry
+from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import release
 from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim as task_claim
-from tests.factories import NOOP, QUEUE
+from tests.factories import NOOP, QUEUE, many_tasks
 from tests.process_state import new_process_state
 from tests.project import limited  # noqa: F401 - registers the tasks
 
@@ -63,6 +66,22 @@ def limited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(registry, "_tasks", registry._tasks | _KNOWN)
     new_process_state()
+
+
+def waiting_for(number: int, scope: str = f"task:{NOOP}", **fields: Any) -> list[Task]:
+    """Create tasks that wait for a limit."""
+    return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
+
+
+def waiting_scopes() -> set[str | None]:
+    """Return the scopes for which tasks wait."""
+    return set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True))
+
+
+def under_way() -> Counter[int]:
+    """Return the number of QUEUED and RUNNING tasks of each tenant."""
+    rows = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING])
+    return Counter(rows.values_list("tenant_id", flat=True))
 
 
 def end(*ids: uuid.UUID) -> None:

@@ -24,14 +24,14 @@ from django_durable_tasks.tasks import claim as task_claim
 from django_durable_tasks.tasks import enqueue, new_task, operator_actions
 from django_durable_tasks.tasks.options import CallOptions
 from tests.database.limits.limited_tasks import (
-    BY_SCOPE,
-    NODE,
     claim,
     end,
     ids,
     limit,
     limited_tasks,
     release_waiting,
+    under_way,
+    waiting_scopes,
 )
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
@@ -40,49 +40,6 @@ from tests.project import limited
 __all__ = ["limited_tasks"]
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.mark.parametrize("scope", BY_SCOPE)
-def test_the_claim_takes_no_more_tasks_than_the_limit_allows(scope: str) -> None:
-    rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
-    limit(scope, 3)
-    assert claim() == ids(rows[:3])
-    assert claim() == []
-    end(rows[0].pk)
-    release_waiting()
-    assert claim() == [rows[3].pk]
-    assert Task.objects.queued().count() == 3
-
-
-@pytest.mark.parametrize("scope", BY_SCOPE)
-def test_the_claim_by_ids_takes_no_more_tasks_than_the_limit_allows(scope: str) -> None:
-    rows = [a_task(due=-9 + number, **BY_SCOPE[scope]) for number in range(5)]
-    limit(scope, 3)
-    found = task_claim.claim_these(ids(rows), database_now(), NODE)
-    assert [message.task_id for message in found] == ids(rows[:3])
-    assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
-        scope
-    }
-    end(rows[0].pk)
-    assert release_waiting() == 1
-    assert claim() == [rows[3].pk]
-
-
-@pytest.mark.parametrize("scope", BY_SCOPE)
-def test_running_tasks_count_for_the_limit(scope: str) -> None:
-    many_tasks(2, Status.RUNNING, **BY_SCOPE[scope])
-    many_tasks(3, **BY_SCOPE[scope])
-    limit(scope, 3)
-    assert len(claim()) == 1
-
-
-@pytest.mark.parametrize("scope", BY_SCOPE)
-def test_a_rate_limit_allows_its_burst_and_then_nothing(scope: str) -> None:
-    many_tasks(9, **BY_SCOPE[scope])
-    limit(scope, rate="1/d", burst=4)
-    assert len(claim()) == 4
-    release_waiting()
-    assert claim() == []
 
 
 def test_tokens_are_refilled_over_time_up_to_the_burst() -> None:
@@ -285,9 +242,7 @@ def test_a_busy_tenant_does_not_block_other_tenants() -> None:
         claimed = claim(40)
     assert set(ids(late)) <= set(claimed)
     assert len(claimed) == 20 + 3
-    assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
-        f"share:{QUEUE}:{noisy.pk}"
-    }
+    assert waiting_scopes() == {f"share:{QUEUE}:{noisy.pk}"}
 
 
 def test_tenants_alternate_as_capacity_becomes_free() -> None:
@@ -317,10 +272,7 @@ def test_tenants_share_the_capacity_of_a_limited_queue() -> None:
     many_tasks(2, tenant=quiet)
     limit(f"queue:{QUEUE}", 4)
     claim()
-    assert Counter(Task.objects.queued().values_list("tenant_id", flat=True)) == {
-        noisy.pk: 2,
-        quiet.pk: 2,
-    }
+    assert under_way() == {noisy.pk: 2, quiet.pk: 2}
 
 
 def test_the_only_tenant_never_waits_for_a_tenant_share() -> None:

@@ -5,14 +5,12 @@ the tasks behind it.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import release, waitlist
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.tasks import NEVER
 from tests.database.limits.limited_tasks import (
     claim,
     end,
@@ -20,6 +18,8 @@ from tests.database.limits.limited_tasks import (
     limit,
     limited_tasks,
     release_waiting,
+    waiting_for,
+    waiting_scopes,
 )
 from tests.factories import NOOP, a_paused_queue, many_tasks
 
@@ -29,19 +29,14 @@ SCOPE = f"task:{NOOP}"
 ONE, FIVE = (f"tests.project.limited.{name}_for_each" for name in ("one", "five"))
 
 
-def tasks_waiting_for(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
-    """Create tasks that wait for a limit."""
-    return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
-
-
 # Different limits of one key ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("limited_tasks")
 @pytest.mark.parametrize("number", [1, 30])
 def test_tasks_heavier_than_the_limit_of_their_key_do_not_block_the_waitlist(number: int) -> None:
-    tasks_waiting_for(number, "key:acme", name=ONE, limit_key="acme", weight=2)
-    behind = tasks_waiting_for(2, "key:acme", name=ONE, limit_key="acme")
+    waiting_for(number, "key:acme", name=ONE, limit_key="acme", weight=2)
+    behind = waiting_for(2, "key:acme", name=ONE, limit_key="acme")
     assert release_waiting() == 1
     assert claim() == [behind[0].pk]
     end(behind[0].pk)
@@ -52,8 +47,8 @@ def test_tasks_heavier_than_the_limit_of_their_key_do_not_block_the_waitlist(num
 @pytest.mark.usefixtures("limited_tasks")
 def test_the_limit_of_one_task_per_key_does_not_block_other_tasks() -> None:
     many_tasks(1, Status.QUEUED, name=FIVE, limit_key="acme")
-    first = tasks_waiting_for(1, "key:acme", name=ONE, limit_key="acme")
-    behind = tasks_waiting_for(6, "key:acme", name=FIVE, limit_key="acme")
+    first = waiting_for(1, "key:acme", name=ONE, limit_key="acme")
+    behind = waiting_for(6, "key:acme", name=FIVE, limit_key="acme")
     assert release_waiting() == 4
     assert claim() == ids(behind[:4])
     assert release_waiting() == 0
@@ -69,8 +64,8 @@ def test_the_limit_of_one_task_per_key_does_not_block_other_tasks() -> None:
 
 @pytest.mark.parametrize("number", [1, 30])
 def test_waiting_tasks_of_a_paused_queue_do_not_take_the_turn_of_a_heavy_task(number: int) -> None:
-    tasks_waiting_for(number, queue="paused")
-    (heavy,) = tasks_waiting_for(1, weight=3)
+    waiting_for(number, queue="paused")
+    (heavy,) = waiting_for(1, weight=3)
     running = many_tasks(4, Status.QUEUED, name=NOOP)
     a_paused_queue("paused")
     limit(SCOPE, 4)
@@ -84,8 +79,8 @@ def test_waiting_tasks_of_a_paused_queue_do_not_take_the_turn_of_a_heavy_task(nu
 
 
 def test_waiting_tasks_of_a_full_window_do_not_take_the_turn_of_a_heavy_task() -> None:
-    tasks_waiting_for(3, queue="full")
-    (heavy,) = tasks_waiting_for(1, weight=3)
+    waiting_for(3, queue="full")
+    (heavy,) = waiting_for(1, weight=3)
     (running, *_) = many_tasks(4, Status.QUEUED)
     many_tasks(1_000, Status.QUEUED, queue="full", name="other")
     limit(SCOPE, 4)
@@ -108,9 +103,9 @@ def test_tasks_behind_any_number_of_tasks_that_cannot_start_are_released(
         priorities = [dice.choice([3, 5, 5, 9]) for _ in range(dice.randint(1, 3))]
         for priority in priorities:
             number = dice.randint(10, 60)
-            tasks_waiting_for(number, queue="paused", priority=priority)
+            waiting_for(number, queue="paused", priority=priority)
             pages += 1 + number // 40
-        rows += tasks_waiting_for(dice.randint(1, 3), priority=dice.choice([3, 5, 9]))
+        rows += waiting_for(dice.randint(1, 3), priority=dice.choice([3, 5, 9]))
     a_paused_queue("paused")
     limit(SCOPE, 100)
     released = [release_waiting() for _ in range(2 * pages)]
@@ -123,8 +118,8 @@ def test_tasks_behind_any_number_of_tasks_that_cannot_start_are_released(
 
 @pytest.mark.parametrize("number", [1, 30])
 def test_waiting_tasks_that_another_limit_blocks_do_not_block_the_waitlist(number: int) -> None:
-    heavy = tasks_waiting_for(number, "tenant:1", name="heavy", weight=5)
-    behind = tasks_waiting_for(2, "tenant:1")
+    heavy = waiting_for(number, "tenant:1", name="heavy", weight=5)
+    behind = waiting_for(2, "tenant:1")
     limit("tenant:1", 6)
     limit("task:heavy", 0)
     for _ in range(number // 10 + 1):
@@ -140,13 +135,11 @@ def test_waiting_tasks_that_another_limit_blocks_do_not_block_the_waitlist(numbe
 def test_tasks_that_another_limit_blocks_wait_for_that_limit_and_start_when_it_has_capacity() -> (
     None
 ):
-    rows = tasks_waiting_for(3, "tenant:1", name="other")
+    rows = waiting_for(3, "tenant:1", name="other")
     limit("tenant:1", 2)
     limit("task:other", 1)
     assert release_waiting() == 1
-    assert set(Task.objects.waiting_for_limit().values_list("waiting_for_limit", flat=True)) == {
-        "task:other"
-    }
+    assert waiting_scopes() == {"task:other"}
     for row in rows:
         assert claim() == [row.pk]
         end(row.pk)
@@ -155,7 +148,7 @@ def test_tasks_that_another_limit_blocks_wait_for_that_limit_and_start_when_it_h
 
 
 def test_tasks_with_two_full_limits_do_not_move_between_their_waitlists() -> None:
-    tasks_waiting_for(20, "tenant:1", weight=2)
+    waiting_for(20, "tenant:1", weight=2)
     many_tasks(1, Status.QUEUED)
     limit("tenant:1", 2)
     limit(SCOPE, 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.limits import backpressure
+from django_durable_tasks.limits import backpressure, operator_limits
 from django_durable_tasks.limits.backpressure import FastPath
 from django_durable_tasks.limits.scopes import workers_of
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
@@ -21,7 +22,7 @@ from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import connections as dedicated
 from django_durable_tasks.store.clock import database_now
-from tests.database.limits.limited_tasks import claim, end, limit, release_waiting
+from tests.database.limits.limited_tasks import claim, end, limit, release_waiting, under_way
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
@@ -30,11 +31,6 @@ from tests.process_state import new_process_state
 def _a_worker(concurrency: int) -> None:
     a_node(concurrency=concurrency, queues=[QUEUE])
     new_process_state()
-
-
-def _under_way() -> Counter[int]:
-    rows = Task.objects.filter(status__in=[Status.QUEUED, Status.RUNNING])
-    return Counter(rows.values_list("tenant_id", flat=True))
 
 
 class Shares(TestCase):
@@ -60,14 +56,14 @@ class Shares(TestCase):
         many_tasks(8, due=-1)
         claim()
         expected = dict.fromkeys(customers, most) | {DEFAULT_TENANT_ID: 8}
-        assert _under_way() == expected
+        assert under_way() == expected
         ended = Task.objects.queued().exclude(tenant_id=DEFAULT_TENANT_ID)
         end(*ended.values_list("pk", flat=True))
         # Several schedulers may release before one of them claims.
         for _ in range(rounds):
             release_waiting()
         claim()
-        assert _under_way() == expected
+        assert under_way() == expected
 
 
 @pytest.mark.django_db(transaction=True)
@@ -93,7 +89,7 @@ def test_the_end_of_a_customer_s_run_publishes_its_next_waiting_task(concurrency
     claim()
     left = most + 3
     while left:
-        assert _under_way() == {tenant_id: min(left, most)}
+        assert under_way() == {tenant_id: min(left, most)}
         deliver(Task.objects.queued().order_by("pk")[0])
         left -= 1
     assert Task.objects.filter(status=Status.SUCCESS).count() == most + 3
@@ -131,21 +127,18 @@ def test_a_limit_of_the_tenant_or_of_the_queue_replaces_the_share(scope: str) ->
     for _ in range(3):
         release_waiting()
         claim()
-    assert _under_way() == {tenant_id: 9}
+    assert under_way() == {tenant_id: 9}
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("is_known", [False, True])
 def test_one_tenant_alone_or_an_unknown_worker_bounds_nothing(is_known: bool) -> None:
+    tenant_id = DEFAULT_TENANT_ID if is_known else a_tenant().pk
     if is_known:
         _a_worker(4)
-        many_tasks(20)
-        assert len(claim()) == 20
-    else:
-        tenant_id = a_tenant().pk
-        new_process_state()
-        many_tasks(20, tenant_id=tenant_id)
-        assert len(claim()) == 20
+    new_process_state()
+    many_tasks(20, tenant_id=tenant_id)
+    assert len(claim()) == 20
 
 
 @pytest.mark.parametrize(("processes", "places"), [(0, None), (1, 1), (2, 1), (5, 2), (8, 4)])
@@ -165,3 +158,71 @@ def test_a_task_that_lost_its_place_waits_again_for_its_share() -> None:
     assert claim() == list[uuid.UUID]()
     assert Task.objects.filter(waiting_for_limit=scope).count() == 2
     end(taken.pk)
+
+
+# One limit ``tenant:*`` applies to each tenant other than the default one, in what its own limit
+# does not contain.
+
+
+class EachTenant(TestCase):
+    """Draws the limits, and how many tasks each tenant has."""
+
+    @settings(deadline=None, max_examples=20)
+    @given(
+        places=st.integers(1, 6),
+        own=st.none() | st.integers(1, 9),
+        numbers=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+        rounds=st.integers(1, 3),
+    )
+    def test_each_customer_has_the_places_and_the_default_tenant_is_not_limited(
+        self, places: int, own: int | None, numbers: list[int], rounds: int
+    ) -> None:
+        a_node(concurrency=100, queues=[QUEUE])
+        customers = [a_tenant().pk for _ in numbers]
+        limit("tenant:*", places)
+        if own is not None:
+            limit(f"tenant:{customers[0]}", own)
+        for tenant_id, number in zip(customers, numbers, strict=True):
+            many_tasks(number, tenant_id=tenant_id)
+        many_tasks(9)
+        most = dict.fromkeys(customers, places) | {customers[0]: own or places}
+        left = Counter(dict(zip(customers, numbers, strict=True)))
+        claim()
+        for _ in range(rounds):
+            expected = {one: min(left[one], most[one]) for one in customers if left[one]}
+            assert under_way() == expected | {DEFAULT_TENANT_ID: 9}
+            end(
+                *Task.objects.queued()
+                .exclude(tenant_id=DEFAULT_TENANT_ID)
+                .values_list("pk", flat=True)
+            )
+            left.subtract(expected)
+            release_waiting()
+            claim()
+
+
+@pytest.mark.django_db
+def test_each_customer_has_the_rate(settings: Any) -> None:
+    customers = [a_tenant().pk for _ in range(2)]
+    settings.DURABLE_TASKS = {"LIMITS": {"tenant:*": {"rate": "3/d", "burst": 3}}}
+    new_process_state()
+    for tenant_id in customers:
+        many_tasks(9, tenant_id=tenant_id)
+    many_tasks(9)
+    limit(f"tenant:{customers[0]}", 2)  # has no rate of its own, and uses two of three tokens
+    claim()
+    assert under_way() == {customers[0]: 2, customers[1]: 3, DEFAULT_TENANT_ID: 9}
+    waiting = {one.scope: one for one in operator_limits.limits_with_waiting_tasks()}
+    assert waiting.keys() == {f"tenant:{tenant_id}" for tenant_id in customers}
+    assert [
+        (waiting[f"tenant:{one}"].source, waiting[f"tenant:{one}"].rate) for one in customers
+    ] == [("OPERATOR", "3/d"), ("CODE", "3/d")]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_of_a_customer_with_an_exact_limit_is_published_by_a_claim() -> None:
+    customer = a_tenant().pk
+    limit("tenant:*", 5)
+    path = FastPath()
+    assert not path.is_open(NOOP, QUEUE, customer)
+    assert path.is_open(NOOP, QUEUE, DEFAULT_TENANT_ID)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import uuid
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -27,6 +26,8 @@ from tests.database.limits.limited_tasks import (
     limit,
     limited_tasks,
     release_waiting,
+    waiting_for,
+    waiting_scopes,
 )
 from tests.factories import NOOP, QUEUE, a_paused_queue, a_task, many_tasks
 from tests.project import limited
@@ -76,10 +77,13 @@ def test_the_weight_of_an_editable_task_is_that_of_its_last_call() -> None:
 
 
 @pytest.mark.parametrize("by_ids", [False, True], ids=["queue", "ids"])
+@pytest.mark.parametrize(("weight", "places"), [(1, 2), (2, 5)])
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_a_task_uses_as_much_capacity_as_it_weighs(scope: str, by_ids: bool) -> None:
-    rows = [a_task(due=-9 + number, weight=2, **BY_SCOPE[scope]) for number in range(5)]
-    limit(scope, 5)
+def test_a_task_uses_as_much_capacity_as_it_weighs(
+    scope: str, weight: int, places: int, by_ids: bool
+) -> None:
+    rows = [a_task(due=-9 + number, weight=weight, **BY_SCOPE[scope]) for number in range(5)]
+    limit(scope, places)
     at_once = (
         [message.task_id for message in task_claim.claim_these(ids(rows), database_now(), NODE)]
         if by_ids
@@ -87,10 +91,12 @@ def test_a_task_uses_as_much_capacity_as_it_weighs(scope: str, by_ids: bool) -> 
     )
     assert at_once == ids(rows[:2])
     assert claim() == []
+    if by_ids:
+        assert waiting_scopes() == {scope}
     end(rows[0].pk)
     release_waiting()
     assert claim() == [rows[2].pk]
-    assert _weight_in_use() == 4
+    assert _weight_in_use() == 2 * weight
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
@@ -102,13 +108,15 @@ def test_running_tasks_use_as_much_capacity_as_they_weigh(scope: str) -> None:
 
 
 @pytest.mark.parametrize("scope", BY_SCOPE)
-def test_a_task_takes_as_many_tokens_as_it_weighs(scope: str) -> None:
-    many_tasks(5, weight=3, **BY_SCOPE[scope])
-    limit(scope, rate="1/d", burst=7)
-    assert len(claim()) == 2
+@pytest.mark.parametrize(("weight", "burst"), [(1, 3), (3, 7)])
+def test_a_task_takes_as_many_tokens_as_it_weighs(scope: str, weight: int, burst: int) -> None:
+    many_tasks(5, weight=weight, **BY_SCOPE[scope])
+    limit(scope, rate="1/d", burst=burst)
+    assert len(claim()) == burst // weight
     release_waiting()
     assert claim() == []
-    assert LimitBucket.objects.get(scope=scope).tokens == pytest.approx(1.0, abs=0.01)
+    left = burst % weight
+    assert LimitBucket.objects.get(scope=scope).tokens == pytest.approx(left, abs=0.01)
 
 
 # Waiting for capacity -----------------------------------------------------------------------------
@@ -177,30 +185,22 @@ def test_a_task_heavier_than_the_whole_limit_does_not_block_others_and_says_so()
     assert claim() == [never.pk]
 
 
-def test_heavy_task_in_paused_queue_does_not_block_others() -> None:
+@pytest.mark.parametrize("is_paused", [True, False], ids=["paused queue", "another limit"])
+def test_a_heavy_task_that_something_else_blocks_does_not_block_others(is_paused: bool) -> None:
     (running,) = many_tasks(1, Status.QUEUED, weight=3)
     heavy = a_task(due=-9, weight=3)
     limit(SCOPE, 4)
     claim()
-    assert Task.objects.waiting_for_limit().get().pk == heavy.pk
-    a_paused_queue()
+    waiting = Task.objects.waiting_for_limit().get()
+    assert (waiting.pk, waiting.waiting_for_limit) == (heavy.pk, SCOPE)
     end(running.pk)
-    late = many_tasks(3, queue="other")
-    assert len(claim(queue="other")) == 3
-    assert release_waiting() == 0
-    assert late
-
-
-def test_heavy_task_blocked_by_another_limit_does_not_block_others() -> None:
-    (running,) = many_tasks(1, Status.QUEUED, weight=3)
-    heavy = a_task(due=-9, weight=3)
-    limit(SCOPE, 4)
-    claim()
-    assert Task.objects.get(pk=heavy.pk).waiting_for_limit == SCOPE
-    end(running.pk)
-    limit(f"queue:{QUEUE}", 0)
+    if is_paused:
+        a_paused_queue()
+    else:
+        limit(f"queue:{QUEUE}", 0)
     many_tasks(3, queue="other")
     assert len(claim(queue="other")) == 3
+    assert not is_paused or release_waiting() == 0
 
 
 # Rates --------------------------------------------------------------------------------------------
@@ -258,30 +258,20 @@ def test_an_operator_limit_overrides_the_rate_limit_per_key() -> None:
 # Release ------------------------------------------------------------------------------------------
 
 
-def _waiting_for(number: int, scope: str = SCOPE, **fields: Any) -> list[Task]:
-    return many_tasks(number, due_at=NEVER, waiting_for_limit=scope, **fields)
-
-
 def test_tasks_whose_queue_has_no_capacity_are_not_released() -> None:
-    paused, full, open_ = (
-        _waiting_for(2, queue="paused"),
-        _waiting_for(2, queue="full"),
-        _waiting_for(2),
-    )
+    paused, full, open_ = (waiting_for(2, queue=queue) for queue in ("paused", "full", QUEUE))
     a_paused_queue("paused")
     many_tasks(1_000, Status.QUEUED, queue="full", name="other")
     limit(SCOPE, 3)
     assert release_waiting() == 2
-    assert set(Task.objects.waiting_for_limit().values_list("pk", flat=True)) == {
-        *ids(paused),
-        *ids(full),
-    }
+    waiting = Task.objects.waiting_for_limit().values_list("pk", flat=True)
+    assert set(waiting) == {*ids(paused), *ids(full)}
     assert claim() == ids(open_)
 
 
 def test_an_urgent_task_is_released_although_the_window_of_its_queue_is_full() -> None:
-    urgent = _waiting_for(1, priority=9)[0]
-    _waiting_for(1)
+    urgent = waiting_for(1, priority=9)[0]
+    waiting_for(1)
     many_tasks(1_000, Status.QUEUED, name="other")
     limit(SCOPE, 3)
     assert release_waiting() == 1
@@ -289,7 +279,7 @@ def test_an_urgent_task_is_released_although_the_window_of_its_queue_is_full() -
 
 
 def test_a_released_task_is_not_released_again() -> None:
-    _waiting_for(1)
+    waiting_for(1)
     limit(SCOPE, 3)
     assert (release_waiting(), release_waiting()) == (1, 0)
 

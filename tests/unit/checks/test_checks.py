@@ -5,15 +5,20 @@ settings.
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery, current_app
 from django.contrib.auth.models import Group
 from django.core import checks as django_checks
 from django.db import connections
+from kombu import Queue
 
 from django_durable_tasks import checks, registry
 from django_durable_tasks.celery import inspect as celery_inspect
@@ -24,6 +29,7 @@ from django_durable_tasks.checks import (
     check_tasks,
     configuration,
 )
+from django_durable_tasks.checks.configuration import retry_queue_findings
 from django_durable_tasks.limits.scopes import PerKey, rate_of
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
@@ -31,13 +37,10 @@ from django_durable_tasks.routers import DurableTasksRouter
 from django_durable_tasks.tasks.options import TaskOptions
 from tests.architecture.sources import ROOT
 from tests.celery_settings import celery_configured
-from tests.unit.checks.checked_projects import WIRED, _checked
 
 SHOWN_IN = (
-    "tests/unit/checks/test_http_settings.py",
     "tests/database/celery/test_addresses.py",
     "tests/unit/checks/test_checks.py",
-    "tests/unit/checks/test_checks_of_projects.py",
     "tests/unit/recurring/test_declarations.py",
     "tests/database/checks/test_database_checks.py",
     "tests/database/db/test_exact_columns.py",
@@ -118,21 +121,19 @@ class _Router:
             setattr(self, method, lambda *_, answer=answer, **__: answer)
 
 
+ROUTER = "django_durable_tasks.routers.DurableTasksRouter"
+BOTH = {"db_for_write": "tasks", "db_for_read": "tasks"}
+
+
 @pytest.mark.parametrize(
     ("routers", "fault"),
     [
         ([], "send writes of Task to 'default'"),
         ([_Router(db_for_write="tasks")], "send reads of Task to 'default'"),
-        (
-            [_Router(db_for_write="tasks", db_for_read="tasks", allow_migrate=False)],
-            "do not let `migrate` create",
-        ),
+        ([_Router(**BOTH, allow_migrate=False)], "do not let `migrate` create"),
         ([_Router(db_for_write="tasks", db_for_read="replica")], None),
-        (["django_durable_tasks.routers.DurableTasksRouter"], None),
-        (
-            [_Router(db_for_read="default"), "django_durable_tasks.routers.DurableTasksRouter"],
-            "send reads of Task",
-        ),
+        ([ROUTER], None),
+        ([_Router(db_for_read="default"), ROUTER], "send reads of Task"),
     ],
 )
 def test_routers_that_route_models_away_from_the_engine_are_an_error(
@@ -145,14 +146,12 @@ def test_routers_that_route_models_away_from_the_engine_are_an_error(
     assert fault is None or fault in check_settings()[0].msg
 
 
-def test_a_single_database_needs_no_router_and_may_have_a_replica(settings: Any) -> None:
-    for routers in (
-        [],
-        [_Router(db_for_read="replica")],
-        ["django_durable_tasks.routers.DurableTasksRouter"],
-    ):
-        settings.DATABASE_ROUTERS = routers
-        assert _ids(check_settings) == []
+@pytest.mark.parametrize("routers", [[], [_Router(db_for_read="replica")], [ROUTER]])
+def test_a_single_database_needs_no_router_and_may_have_a_replica(
+    settings: Any, routers: list[Any]
+) -> None:
+    settings.DATABASE_ROUTERS = routers
+    assert _ids(check_settings) == []
 
 
 def test_the_router_answers_for_models_of_the_package_only(
@@ -162,16 +161,12 @@ def test_the_router_answers_for_models_of_the_package_only(
     settings.DURABLE_TASKS = {"DATABASE": "tasks"}
     router = DurableTasksRouter()
     assert (router.db_for_read(Task), router.db_for_write(Task)) == ("tasks", "tasks")
-    assert (
-        router.allow_migrate("tasks", "django_durable_tasks"),
-        router.allow_relation(Task(), Task()),
-    ) == (True, True)
+    assert router.allow_migrate("tasks", "django_durable_tasks") is True
+    assert router.allow_relation(Task(), Task()) is True
     assert router.allow_migrate("default", "django_durable_tasks") is False
     assert (router.db_for_read(Group), router.db_for_write(Group)) == (None, None)
-    assert (router.allow_migrate("tasks", "auth"), router.allow_relation(Task(), Group())) == (
-        None,
-        None,
-    )
+    assert router.allow_migrate("tasks", "auth") is None
+    assert router.allow_relation(Task(), Group()) is None
 
 
 def test_naive_datetimes_are_reported(settings: Any) -> None:
@@ -270,6 +265,10 @@ def test_a_long_list_of_names_is_truncated() -> None:
     assert configuration.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
+def _with_broker(url: str, **options: Any) -> dict[str, Any]:
+    return {"broker_url": url, "broker_transport_options": options}
+
+
 def test_a_valid_celery_configuration_has_no_findings(only_task: Callable[..., None]) -> None:
     only_task()
     assert _ids(check_celery) == []
@@ -286,36 +285,12 @@ def test_a_valid_celery_configuration_has_no_findings(only_task: Callable[..., N
         ({"accept_content": ["application/json"]}, []),
         ({"broker_url": "filesystem://"}, ["E010"]),
         ({"broker_url": "durable-filesystem://"}, ["E019"]),
-        (
-            {
-                "broker_url": "durable-filesystem://",
-                "broker_transport_options": {"data_folder": "messages"},
-            },
-            ["E019"],
-        ),
-        (
-            {
-                "broker_url": "durable-filesystem://",
-                "broker_transport_options": {"data_folder": "/messages"},
-            },
-            [],
-        ),
+        (_with_broker("durable-filesystem://", data_folder="messages"), ["E019"]),
+        (_with_broker("durable-filesystem://", data_folder="/messages"), []),
         ({"broker_url": "durable-filesystem:///messages"}, []),
         ({"broker_url": "redis://localhost/0"}, []),
-        (
-            {
-                "broker_url": "redis://localhost/0",
-                "broker_transport_options": {"visibility_timeout": 59},
-            },
-            ["W001"],
-        ),
-        (
-            {
-                "broker_url": "redis://localhost/0",
-                "broker_transport_options": {"visibility_timeout": 60},
-            },
-            [],
-        ),
+        (_with_broker("redis://localhost/0", visibility_timeout=59), ["W001"]),
+        (_with_broker("redis://localhost/0", visibility_timeout=60), []),
         ({"task_always_eager": True}, ["W002"]),
         ({"task_always_eager": True, "task_eager_propagates": True}, ["W002", "W003"]),
         ({"task_eager_propagates": True}, []),
@@ -442,3 +417,147 @@ def test_every_finding_is_tested() -> None:
         finding.id for finding in FINDINGS.values() if not re.search(rf"[\".]{finding.id}\b", text)
     ]
     assert missing == []
+
+
+_SETTINGS = """
+SECRET_KEY = "only for tests"
+USE_TZ = True
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+INSTALLED_APPS = ["django_durable_tasks", *%r]
+"""
+
+
+_CELERY = """
+from celery import Celery
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.autodiscover_tasks()
+"""
+
+
+def _checked(folder: Path, settings: str = "", **files: str) -> str:
+    """Run Django's checks in a project with these files, and return their output."""
+    apps = ["shop"] if files else []
+    (folder / "shop_settings.py").write_text(_SETTINGS % apps + settings)
+    if files:
+        (folder / "shop").mkdir()
+        for name, text in files.items():
+            (folder / "shop" / f"{name}.py").write_text(text)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TEST_", "CELERY_"))
+    }
+    environment |= {
+        "DJANGO_SETTINGS_MODULE": "shop_settings",
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+    }
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "django", "check"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said = answer.stdout + answer.stderr
+    assert "Traceback" not in said, said
+    return said
+
+
+WIRED = {"__init__": "from shop.celery import app as celery_app", "celery": _CELERY}
+
+
+# Checks of whole projects, run as `manage.py check` runs them.
+
+
+def test_a_project_without_a_celery_application_gets_instructions(tmp_path: Path) -> None:
+    said = _checked(tmp_path)
+    assert "durable_tasks.E007" in said
+    assert "app.autodiscover_tasks()" in said
+
+
+def test_an_application_that_is_current_in_one_thread_only_does_not_count(tmp_path: Path) -> None:
+    early = "from celery import current_app; current_app.conf; " + WIRED["__init__"]
+    assert "durable_tasks.E007" in _checked(tmp_path, **{**WIRED, "__init__": early})
+
+
+def test_a_valid_project_has_no_findings(tmp_path: Path) -> None:
+    settings = (
+        "CELERY_BROKER_URL = 'durable-filesystem:///var/shop'\nCELERY_WORKER_PREFETCH_MULTIPLIER"
+        " = 1\n"
+    )
+    assert "no issues" in _checked(tmp_path, settings, **WIRED)
+
+
+def test_a_project_without_a_broker_is_warned(tmp_path: Path) -> None:
+    assert "durable_tasks.W009" in _checked(tmp_path, **WIRED)
+
+
+def test_a_task_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    said = _checked(tmp_path, **WIRED, tasks="raise LookupError('no such shop')")
+    assert "durable_tasks.E018" in said
+    assert "LookupError: no such shop" in said
+
+
+def test_an_invalid_task_option_is_an_error_with_the_valid_one(tmp_path: Path) -> None:
+    tasks = (
+        "from django_durable_tasks import durable_task\n@durable_task(time_limit=5)\ndef sell():"
+        " ...\n"
+    )
+    said = _checked(tmp_path, **WIRED, tasks=tasks)
+    assert "durable_tasks.E018" in said
+    assert "no option 'time_limit'. Write timeout=" in said
+
+
+# The settings of HTTP callbacks and queue messages are checked.
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"HTTP_ALLOW": "10.0.0.0/8"}, "give a list of hosts"),
+        ({"HTTP_ALLOW": ["10.0.0.0/33"]}, "give a host, host:port or a network"),
+        ({"HTTP_ALLOW": ["http://host"]}, "give a host"),
+        ({"HTTP_PORTS": [0]}, "give a list of ports"),
+        ({"HTTP_PORTS": 443}, "give a list of ports"),
+        ({"HTTP_SIGNING_KEYS": ["short"]}, "at least 32 characters"),
+        ({"QUEUE_ALLOW": "invoices"}, "give a list of names"),
+        ({"HTTP_TIMEOUT": 0}, "give seconds > 0"),
+        ({"NOTIFICATIONS": 1}, "give True or False"),
+        ({"NOTIFICATION_EMAIL_ALLOW": "*@example.com"}, "give a list of names"),
+        ({"HTTP_RETRY_QUEUE": ""}, "give a non-empty text"),
+        ({"WATCHDOG_URL": "ftp://example.com/"}, "http:// or https://"),
+        ({"WATCHDOG_URL": "http://10.0.0.1/"}, "not a public address"),
+    ],
+)
+def test_an_unusable_setting_is_reported(given: dict[str, Any], part: str, settings: Any) -> None:
+    settings.DURABLE_TASKS = given
+    found = check_settings()
+    assert [one.id for one in found] == ["durable_tasks.E001"]
+    assert part in found[0].msg
+    assert "short" not in found[0].msg.replace("shortest", "")
+
+
+def test_usable_settings_are_accepted(settings: Any) -> None:
+    settings.DURABLE_TASKS = {
+        "HTTP_ALLOW": ["billing.internal:8080", "10.1.0.0/16", "fd00::/8", "[fd00::1]:8080", "::1"],
+        "HTTP_PORTS": (443,),
+        "HTTP_SIGNING_KEYS": ["k" * 32],
+        "QUEUE_ALLOW": ("invoices", "exchange:events"),
+    }
+    assert not [one for one in check_settings() if one.id == "durable_tasks.E001"]
+
+
+@pytest.mark.parametrize(("queue", "expected"), [("retries", []), ("nowhere", ["E021"])])
+def test_a_retry_queue_that_is_not_declared_is_an_error(queue: str, expected: list[str]) -> None:
+    before = current_app._get_current_object()
+    app = Celery("retries", set_as_current=False, broker="memory://")
+    app.conf.update(task_queues=[Queue("retries")], task_create_missing_queues=False)
+    app.set_current()
+    try:
+        found = retry_queue_findings(queue)
+        assert [one.id for one in found] == [f"durable_tasks.{name}" for name in expected]
+    finally:
+        before.set_current()
