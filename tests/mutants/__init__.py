@@ -34,7 +34,7 @@ def _with_the_row_s_own(*tokens: str) -> None:
 
     def forged(run: Any) -> Any:
         row = Task.objects.filter(pk=run.task_id).values(*tokens).first()
-        return run if row is None else dataclasses.replace(run, **row)
+        return run if row is None else run._replace(**row)
 
     succeed, fail = transitions.succeed, attempts.fail
     transitions.succeed = lambda run, result, worker: succeed(forged(run), result, worker)
