@@ -5,7 +5,6 @@ DURABLE_MUTANT names the guard. Only the test project reads it, when its applica
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 import uuid
