@@ -54,11 +54,30 @@ def resolve_all(batch: int = 500) -> None:
         pass
 
 
+def succeed_steps(run: WorkflowRun, *steps: str) -> None:
+    """Run these steps to their success one after the other, and resolve each ending."""
+    for step in steps:
+        succeed(of(run, step))
+        resolve_all()
+
+
+def fail_steps(run: WorkflowRun, *steps: str) -> None:
+    """Run these steps to a failure one after the other, and resolve each ending."""
+    for step in steps:
+        fail(of(run, step))
+        resolve_all()
+
+
 def statuses(*tasks: Task | uuid.UUID) -> list[str]:
     """Return the statuses of these tasks, in this order."""
     keys = [getattr(task, "pk", task) for task in tasks]
     found = dict(Task.objects.filter(pk__in=keys).values_list("pk", "status"))
     return [found[key] for key in keys]
+
+
+def statuses_of(run: WorkflowRun, *steps: str) -> list[str]:
+    """Return the statuses of these steps, in this order."""
+    return statuses(*(of(run, step) for step in steps))
 
 
 def of(run: WorkflowRun, step: str) -> Task:

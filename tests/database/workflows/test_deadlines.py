@@ -22,8 +22,9 @@ from tests.database.dependencies.worker_and_leader import (
     of,
     recount,
     resolve_all,
-    statuses,
+    statuses_of,
     succeed,
+    succeed_steps,
 )
 from tests.project.tasks import echo, failing, noop
 
@@ -57,14 +58,9 @@ def test_a_late_run_is_cancelled_and_has_failed() -> None:
     run = _chain(
         "slow", "first", "second", "third", deadline=300, on_failure=echo, on_success=failing
     ).start()
-    succeed(of(run, "first"))
-    resolve_all()
+    succeed_steps(run, "first")
     assert _pass_deadlines() == 1
-    assert statuses(of(run, "first"), of(run, "second"), of(run, "third")) == [
-        "SUCCESS",
-        "CANCELLED",
-        "CANCELLED",
-    ]
+    assert statuses_of(run, "first", "second", "third") == ["SUCCESS", "CANCELLED", "CANCELLED"]
     assert set(Task.objects.filter(status="CANCELLED").values_list("reason", flat=True)) == {
         "DEADLINE"
     }
@@ -80,7 +76,7 @@ def test_a_late_run_is_cancelled_and_has_failed() -> None:
 def test_a_run_before_its_deadline_continues() -> None:
     run = _chain("in-time", "first", deadline=3_600).start()
     assert _pass_deadlines() == 0
-    assert statuses(of(run, "first"))[0] in ("PENDING", "QUEUED")
+    assert statuses_of(run, "first")[0] in ("PENDING", "QUEUED")
 
 
 def test_a_run_that_ended_in_time_stays_unchanged() -> None:
@@ -98,7 +94,7 @@ def test_cancellation_of_a_running_body_is_requested_and_its_ending_ends_the_run
     assert _runs() == {"busy": ("RUNNING", "DEADLINE")}
     attempts.fail(body, HOPELESS, "worker@host")
     resolve_all()
-    assert statuses(of(run, "first"), of(run, "second")) == ["CANCELLED", "CANCELLED"]
+    assert statuses_of(run, "first", "second") == ["CANCELLED", "CANCELLED"]
     assert _runs() == {"busy": ("FAILED", "DEADLINE")}
 
 
@@ -138,13 +134,12 @@ def test_the_deadline_of_a_workflow_ends_its_sub_workflows() -> None:
 def test_the_deadline_of_a_sub_workflow_ends_it_and_the_tasks_that_depend_on_it() -> None:
     run = _nested(inner=300)
     assert _pass_deadlines() == 1
-    assert statuses(of(run, "leaf"), of(run, "inmost"), of(run, "beside")) == ["CANCELLED"] * 3
-    assert statuses(of(run, "inner"), of(run, "last")) == ["FAILED", "SKIPPED"]
-    assert statuses(of(run, "aside"))[0] in ("PENDING", "QUEUED")
+    assert statuses_of(run, "leaf", "inmost", "beside") == ["CANCELLED"] * 3
+    assert statuses_of(run, "inner", "last") == ["FAILED", "SKIPPED"]
+    assert statuses_of(run, "aside")[0] in ("PENDING", "QUEUED")
     assert _runs()["inner"] == ("FAILED", "DEADLINE")
     assert _runs()["outer"] == ("RUNNING", "")
-    succeed(of(run, "aside"))
-    resolve_all()
+    succeed_steps(run, "aside")
     assert _runs()["outer"] == ("FAILED", "")
     assert not recount()
 
@@ -156,7 +151,7 @@ def test_tasks_are_cancelled_in_batches_and_a_crash_between_two_is_recovered() -
     assert runs.cancel_late(database_now() + timedelta(minutes=10), 5) == 0
     resolve_all()
     assert _runs() == {"long": ("FAILED", "DEADLINE")}
-    assert statuses(of(run, "step 6")) == ["CANCELLED"]
+    assert statuses_of(run, "step 6") == ["CANCELLED"]
 
 
 def test_a_replay_after_the_deadline_has_no_deadline() -> None:
@@ -166,10 +161,7 @@ def test_a_replay_after_the_deadline_has_no_deadline() -> None:
     resolve_all()
     assert _runs() == {"again": ("RUNNING", "")}
     assert _pass_deadlines() == 0
-    succeed(of(run, "first"))
-    resolve_all()
-    succeed(of(run, "second"))
-    resolve_all()
+    succeed_steps(run, "first", "second")
     assert _runs() == {"again": ("SUCCESS", "")}
 
 
@@ -177,8 +169,7 @@ def test_a_replay_that_ends_before_it_was_counted_has_no_deadline_either() -> No
     run = _chain("quick", "first", deadline=300).start()
     _pass_deadlines()
     operator_actions.replay(Task.objects.all(), by="anna")
-    succeed(of(run, "first"))
-    resolve_all()
+    succeed_steps(run, "first")
     assert _runs() == {"quick": ("SUCCESS", "")}
 
 

@@ -23,8 +23,16 @@ from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.workflows import runs
-from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, statuses, succeed
+from tests.database.dependencies.worker_and_leader import (
+    fail,
+    of,
+    resolve_all,
+    statuses,
+    statuses_of,
+    succeed,
+)
 from tests.factories import a_dead_letter, a_task, unavailable_database
+from tests.process_state import new_process_state
 from tests.project.tasks import noop
 from tests.waiting import until
 
@@ -139,15 +147,16 @@ def test_a_corrupted_workflow_is_postponed_and_the_others_are_counted(
     innocent.refresh_from_db()
     assert (innocent.status, innocent.succeeded) == ("SUCCESS", 2)
     assert f"workflow {spoilt.pk} failed and is postponed" in caplog.text
-    assert runs._isolation.postponed() == [spoilt.pk]
     WorkflowRun.objects.unguarded().filter(pk=spoilt.pk).update(status="RUNNING")
-    runs._isolation._items.clear()
+    new_process_state()
     resolve_all()
     spoilt.refresh_from_db()
     assert (spoilt.status, spoilt.succeeded) == ("SUCCESS", 2)
 
 
-def test_an_ending_with_corrupted_dependents_does_not_stop_other_cascades() -> None:
+def test_an_ending_with_corrupted_dependents_does_not_stop_other_cascades(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     first, second = a_task(), a_task()
     spoilt, low = (
         noop.using(depends_on=[one], on_upstream_failure="FAIL").schedule()
@@ -159,7 +168,7 @@ def test_an_ending_with_corrupted_dependents_does_not_stop_other_cascades() -> N
     resolve_all()
     assert statuses(low)[0] in READY
     assert statuses(spoilt) == ["BLOCKED"]
-    assert resolve._isolation.postponed() == [first.pk]
+    assert f"ending of task {first.pk} failed and is postponed" in caplog.text
 
 
 @contextmanager
@@ -212,11 +221,7 @@ def _cancel(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
 
 def _has_changed(run: WorkflowRun) -> list[Any]:
     run.refresh_from_db()
-    return [
-        run.succeeded,
-        run.cancel_requested_at is not None,
-        *statuses(of(run, "top"), of(run, "low")),
-    ]
+    return [run.succeeded, run.cancel_requested_at is not None, *statuses_of(run, "top", "low")]
 
 
 @pytest.mark.postgresql
@@ -232,6 +237,5 @@ def test_a_row_locked_by_the_project_stops_its_own_workflow_only(
         act()
         assert _has_changed(second) != before[1]
         assert _has_changed(first) == before[0]
-    for module in (resolve, runs):
-        module._isolation._items.clear()
+    new_process_state()
     until(lambda: act() or _has_changed(first) != before[0], within=30)

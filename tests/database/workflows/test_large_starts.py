@@ -21,13 +21,7 @@ from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.workflows import start
-from tests.database.dependencies.worker_and_leader import (
-    of,
-    recount,
-    resolve_all,
-    statuses,
-    succeed,
-)
+from tests.database.dependencies.worker_and_leader import recount, resolve_all, statuses_of, succeed
 from tests.database.workflows.dying_starter import BATCH, LARGE, layered
 from tests.factories import a_task
 from tests.project.tasks import noop
@@ -172,11 +166,11 @@ def test_dependencies_on_tasks_outside_are_written_by_the_seal() -> None:
     assert looks
     assert not any(looks)
     resolve_all()
-    assert statuses(of(run, "at once"))[0] in ("PENDING", "QUEUED")
-    assert statuses(of(run, "later")) == ["BLOCKED"]
+    assert statuses_of(run, "at once")[0] in ("PENDING", "QUEUED")
+    assert statuses_of(run, "later") == ["BLOCKED"]
     succeed(running)
     resolve_all()
-    assert statuses(of(run, "later"))[0] in ("PENDING", "QUEUED")
+    assert statuses_of(run, "later")[0] in ("PENDING", "QUEUED")
     assert not recount()
 
 

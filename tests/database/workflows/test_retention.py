@@ -27,12 +27,14 @@ from tests.database.commands.durable_command import json_of
 from tests.database.dependencies.worker_and_leader import (
     begin,
     fail,
+    fail_steps,
     of,
     question,
     recount,
     resolve_all,
     statuses,
     succeed,
+    succeed_steps,
 )
 from tests.database.recurring.schedules import START, a_schedule, fire
 from tests.factories import a_task
@@ -94,9 +96,8 @@ def test_no_task_of_a_workflow_is_pruned_before_the_last_one_may_be() -> None:
 def test_the_longest_retention_applies_to_the_whole_and_counts_from_the_last_end() -> None:
     run = _graph()
     _all(run, "beside")
-    fail(of(run, "beside"))
-    resolve_all()
-    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
+    fail_steps(run, "beside")
+    DeadLetter.objects.discard(by="anna")
     assert _in(29) == 0
     WorkflowRun.objects.unguarded().filter(name="inner").update(
         completed_at=database_now() + timedelta(days=5)
@@ -108,9 +109,8 @@ def test_the_longest_retention_applies_to_the_whole_and_counts_from_the_last_end
 def test_a_status_that_is_kept_indefinitely_keeps_the_whole() -> None:
     run = _graph()
     _all(run, "beside")
-    fail(of(run, "beside"))
-    resolve_all()
-    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
+    fail_steps(run, "beside")
+    DeadLetter.objects.discard(by="anna")
     with override_settings(DURABLE_TASKS={"RETENTION": {"FAILED": None}}):
         assert _in(4_000) == 0
     assert _in(4_000) == 5
@@ -119,10 +119,9 @@ def test_a_status_that_is_kept_indefinitely_keeps_the_whole() -> None:
 def test_an_open_dead_letter_keeps_the_whole_and_a_closed_one_is_deleted_with_it() -> None:
     run = _graph()
     _all(run, "leaf", "inner", "last")
-    fail(of(run, "leaf"))
-    resolve_all()
+    fail_steps(run, "leaf")
     assert _in(400) == 0
-    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
+    DeadLetter.objects.discard(by="anna")
     assert _in(400) == 5
     assert not DeadLetter.objects.exists()
 
@@ -139,10 +138,8 @@ def test_a_reopened_task_keeps_its_ended_workflow() -> None:
     wf.add(noop, step="one")
     wf.add(noop, step="two")
     run = wf.start()
-    for step in ("one", "two"):
-        fail(of(run, step))
-        resolve_all()
-    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
+    fail_steps(run, "one", "two")
+    DeadLetter.objects.discard(by="anna")
     operator_actions.replay(question(of(run, "two")), by="anna")
     WorkflowRun.objects.unguarded().update(status="FAILED", completed_at=database_now())
     EndingEvent.objects.all().delete()
@@ -188,8 +185,7 @@ def test_a_workflow_stays_at_least_a_day_if_its_tasks_have_idempotency_keys() ->
     wf = Workflow("keyed")
     wf.add(noop.using(idempotency_key="once"))
     run = wf.start()
-    succeed(of(run, "noop"))
-    resolve_all()
+    succeed_steps(run, "noop")
     with override_settings(DURABLE_TASKS={"RETENTION": {"SUCCESS": 60}}):
         assert _in(0.9) == 0
         assert _in(1.1) == 1
@@ -204,9 +200,7 @@ def test_additions_of_a_body_are_pruned_with_the_rest() -> None:
     growth.add_workflow(part, step="part")
     assert runs.succeed(body, None, "worker@host", (growth,))
     resolve_all()
-    for step in ("added", "part"):
-        succeed(of(run, step))
-        resolve_all()
+    succeed_steps(run, "added", "part")
     _all(run, "first")
     assert not recount()
     assert _in(8) == 7
@@ -224,12 +218,11 @@ def test_one_workflow_that_must_stay_does_not_keep_others() -> None:
 def test_a_dry_run_counts_what_would_be_deleted() -> None:
     run = _graph()
     _all(run, "beside")
-    fail(of(run, "beside"))
-    resolve_all()
+    fail_steps(run, "beside")
     _all(_graph())
     a_task("SUCCESS", completed_at=database_now() - timedelta(days=40))
     assert retention.prunable(database_now() + timedelta(days=8))["SUCCESS"] == 6
-    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
+    DeadLetter.objects.discard(by="anna")
     would = retention.prunable(database_now() + timedelta(days=31))
     assert (would["SUCCESS"], would["FAILED"]) == (10, 1)
     assert _in(31) == sum(would.values())
@@ -282,7 +275,7 @@ def test_an_unresolved_ending_keeps_its_task() -> None:
     first = a_task()
     last = _after(first)
     fail(first)
-    operator_actions.discard_letters(DeadLetter.objects.all(), by="anna", reason="")
+    DeadLetter.objects.discard(by="anna")
     Task.objects.unguarded().filter(pk=last.pk).update(
         status="CANCELLED", completed_at=database_now()
     )
