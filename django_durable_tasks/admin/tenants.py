@@ -15,7 +15,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters, staff_tenants
 from django_durable_tasks.admin.actions import action_of, form_fields, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
-from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, ApiKey, StaffTenant, Tenant
@@ -74,12 +74,12 @@ class TenantForm(_QuotaFields, EditModelForm):
 
     def clean(self) -> dict[str, Any]:
         """Check the quotas."""
-        found: dict[str, Any] = super().clean() or {}
+        cleaned: dict[str, Any] = super().clean() or {}
         try:
-            quotas_of({name: found.get(name) or None for name in QUOTAS if name in self.fields})
+            quotas_of({name: cleaned.get(name) or None for name in QUOTAS if name in self.fields})
         except InvalidOption as refused:
             raise ValidationError(str(refused)) from None
-        return found
+        return cleaned
 
 
 def _staff_of(tenant: Tenant) -> list[str]:
@@ -89,15 +89,15 @@ def _staff_of(tenant: Tenant) -> list[str]:
 
 def _unlimited() -> str:
     """Return which staff users see all tenants, and why."""
-    found = access.unlimited_users(_SHOWN + 1)
-    names = [f"{user.username} ({user.reason})" for user in found[:_SHOWN]]
+    users = access.unlimited_users(_SHOWN + 1)
+    names = [f"{user.username} ({user.reason})" for user in users[:_SHOWN]]
     text = _("Staff users who see all tenants: %s.") % ", ".join(names or ["-"])
     more = _("`manage.py durable staff list` shows all of them.")
-    return escape(text if len(found) <= _SHOWN else f"{text} {more}")
+    return escape(text if len(users) <= _SHOWN else f"{text} {more}")
 
 
 @admin.register(Tenant)
-class TenantAdmin(ScreenAdmin):
+class TenantAdmin(DurableModelAdmin):
     """Tenants."""
 
     list_display = (
@@ -211,7 +211,7 @@ _STATE = display.column(
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(ScreenAdmin):
+class ApiKeyAdmin(DurableModelAdmin):
     """API keys."""
 
     named_by = ("name", "mode", "identifier")
