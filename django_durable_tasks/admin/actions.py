@@ -57,11 +57,11 @@ class OperationForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         """Apply the check of the operation, unless one of its fields is invalid already."""
-        given: dict[str, Any] = super().clean() or {}
-        for name, problem in self.operation.check(given).items() if self.arguments else ():
+        cleaned: dict[str, Any] = super().clean() or {}
+        for name, problem in self.operation.check(cleaned).items() if self.arguments else ():
             if name not in self.errors:
                 self.add_error(name, problem)
-        return given
+        return cleaned
 
     @property
     def reason(self) -> str:
@@ -71,10 +71,10 @@ class OperationForm(forms.Form):
 
     def values(self) -> dict[str, Any]:
         """Return the values of the arguments; an empty field has its default."""
-        given = [(argument, self.cleaned_data[argument.name]) for argument in self.arguments]
+        pairs = [(argument, self.cleaned_data[argument.name]) for argument in self.arguments]
         return {
             argument.name: argument.default if value in (None, "") else value
-            for argument, value in given
+            for argument, value in pairs
         }
 
 
@@ -116,17 +116,15 @@ def _number(kind: type[forms.IntegerField]) -> Callable[[Argument], forms.Field]
     return make
 
 
-def _choice(field: Argument) -> forms.Field:
-    return forms.ChoiceField(**_texts(field), choices=list(field.choices), initial=field.default)
-
-
 _MAKERS: dict[ArgumentType, Callable[[Argument], forms.Field]] = {
     ArgumentType.TEXT: lambda field: forms.CharField(**_texts(field), max_length=200),
     ArgumentType.INSTANT: lambda field: InstantField(**_texts(field)),
     ArgumentType.INTEGER: _number(forms.IntegerField),
     ArgumentType.SECONDS: _number(forms.FloatField),
     ArgumentType.FLAG: lambda field: forms.BooleanField(**(_texts(field) | {"required": False})),
-    ArgumentType.CHOICE: _choice,
+    ArgumentType.CHOICE: lambda field: forms.ChoiceField(
+        **_texts(field), choices=list(field.choices), initial=field.default
+    ),
     ArgumentType.JSON_LIST: lambda field: JsonField(list, label=field.label, help_text=field.help),
     ArgumentType.JSON_OBJECT: lambda field: JsonField(
         dict, label=field.label, help_text=field.help
@@ -381,8 +379,8 @@ class OperationPage:
 
     def perform(self, request: HttpRequest, reason: str, **values: Any) -> OperationResult:
         """Perform the operation in the name of the user."""
-        given = {**self.values, **values}
-        return self.operation.perform(self.subject, by=who(request), reason=reason, **given)
+        arguments = {**self.values, **values}
+        return self.operation.perform(self.subject, by=who(request), reason=reason, **arguments)
 
     def remember(self, request: HttpRequest, title: str, text: str, reason: str) -> None:
         """Add an entry to the history of the rows."""
@@ -533,21 +531,27 @@ def _respond_with_preview(
 def digest(report: GraphReport) -> str:
     """Return a hash of the changes, to compare them with the displayed ones."""
     lines = sorted(f"{change.task_id} {change.before} {change.after}" for change in report.changes)
-    asked = sorted(str(key) for key in report.stop_requested)
-    return hashlib.sha256("\n".join([*lines, *asked]).encode()).hexdigest()[:16]
+    stopping = sorted(str(key) for key in report.stop_requested)
+    return hashlib.sha256("\n".join([*lines, *stopping]).encode()).hexdigest()[:16]
 
 
 def changes(report: GraphReport) -> dict[str, Any]:
     """Return the context of a report: its totals, and the first SHOWN changes."""
     changed = {change.task_id for change in report.changes}
-    asked = [key for key in report.stop_requested if key not in changed]
-    known = dependencies_cell.named(asked[:SHOWN])
+    stopping = [key for key in report.stop_requested if key not in changed]
+    tasks = dependencies_cell.named(stopping[:SHOWN])
     moves = [
-        (one.task_id, one.step or one.name, one.name if one.step else "", one.before, one.after)
-        for one in report.changes
+        (
+            change.task_id,
+            change.step or change.name,
+            change.name if change.step else "",
+            change.before,
+            change.after,
+        )
+        for change in report.changes
     ]
-    for key in asked:
-        title = dependencies_cell.title(known[key]) if key in known else display.short(key)
+    for key in stopping:
+        title = dependencies_cell.title(tasks[key]) if key in tasks else display.short(key)
         moves.append((key, title, "", "RUNNING", ""))
     reasons = {change.task_id: display.clean(change.reason) for change in report.changes[:SHOWN]}
     sums = Counter((before, after) for *_task, before, after in moves)

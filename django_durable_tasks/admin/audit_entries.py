@@ -49,7 +49,7 @@ class AgeFilter(filters.CreatedFilter):
         return Q(at__gte=at)
 
 
-class OperationFilter(filters.ScreenFilter):
+class OperationFilter(filters.ValueFilter):
     """Filter by operation."""
 
     title = _("operation")

@@ -55,33 +55,34 @@ FIRST_YEAR, LAST_YEAR = 1900, 2200
 
 def written(days: Sequence[SpecialDay]) -> str:
     """Return one line of text for each date, in their order."""
-    return "\n".join(_line(one) for one in sorted(days, key=lambda one: one.day))
-
-
-def _line(one: SpecialDay) -> str:
-    unmistaken = one.kind == DayKind.CLOSED and one.name.partition(" ")[0] not in set(DayKind)
-    kind = "" if unmistaken else one.kind.value
-    until = f"{one.until:%H:%M}" if one.until else ""
-    return " ".join(part for part in (one.day.isoformat(), kind, until, one.name) if part)
+    lines = []
+    for special in sorted(days, key=lambda special: special.day):
+        # A name that begins with the word of a kind would be read as this kind.
+        names_kind = special.name.partition(" ")[0] in set(DayKind)
+        kind = "" if special.kind == DayKind.CLOSED and not names_kind else special.kind.value
+        until = f"{special.until:%H:%M}" if special.until else ""
+        parts = (special.day.isoformat(), kind, until, special.name)
+        lines.append(" ".join(part for part in parts if part))
+    return "\n".join(lines)
 
 
 def read(text: str) -> list[SpecialDay]:
     """Return the dates of these lines; raises InvalidCalendar with the line and the remedy."""
-    lines = ((number, line.split()) for number, line in enumerate(text.splitlines(), 1))
-    return [_read(number, words) for number, words in lines if words]
-
-
-def _read(number: int, words: list[str]) -> SpecialDay:
-    try:
-        day, rest = date.fromisoformat(words[0]), words[1:]
-        kind = DayKind(rest.pop(0)) if rest and rest[0] in set(DayKind) else DayKind.CLOSED
-        until = time.fromisoformat(rest.pop(0)) if kind == DayKind.HALF else None
-    except (ValueError, IndexError):
-        raise InvalidCalendar(
-            f"Line {number}, {' '.join(words)[:60]!r}: write 2026-12-25 Christmas, 2026-12-24 HALF"
-            " 14:00 or 2026-05-02 OPEN."
-        ) from None
-    return SpecialDay(day, kind, " ".join(rest)[:200], until)
+    days = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (words := line.split()):
+            continue
+        try:
+            day, rest = date.fromisoformat(words[0]), words[1:]
+            kind = DayKind(rest.pop(0)) if rest and rest[0] in set(DayKind) else DayKind.CLOSED
+            until = time.fromisoformat(rest.pop(0)) if kind == DayKind.HALF else None
+        except (ValueError, IndexError):
+            raise InvalidCalendar(
+                f"Line {number}, {' '.join(words)[:60]!r}: write 2026-12-25 Christmas, 2026-12-24"
+                " HALF 14:00 or 2026-05-02 OPEN."
+            ) from None
+        days.append(SpecialDay(day, kind, " ".join(rest)[:200], until))
+    return days
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,14 @@ class MergedDates:
     changed: tuple[SpecialDay, ...]
 
 
-def taken_in(known: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> MergedDates:
+def taken_in(present: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> MergedDates:
     """Return the known dates merged with the others, which replace those of the same day."""
-    by_day = {one.day: one for one in known}
-    added = tuple(one for one in others if one.day not in by_day)
-    changed = tuple(one for one in others if one.day in by_day and by_day[one.day] != one)
-    by_day |= {one.day: one for one in others}
+    by_day = {special.day: special for special in present}
+    added = tuple(special for special in others if special.day not in by_day)
+    changed = tuple(
+        special for special in others if special.day in by_day and by_day[special.day] != special
+    )
+    by_day |= {special.day: special for special in others}
     return MergedDates(tuple(by_day[day] for day in sorted(by_day)), added, changed)
 
 
@@ -240,31 +243,31 @@ class CalendarForm(EditForm):
         """Refuse an invalid calendar, and an edit of a calendar that has changed since the form was
         opened.
         """
-        given: dict[str, Any] = super().clean() or {}
+        cleaned: dict[str, Any] = super().clean() or {}
         if not self.errors:
             try:
                 self.value()
             except InvalidCalendar as refused:
-                self.add_error("days" if given["working_days"] else "working_days", str(refused))
-        return given
+                self.add_error("days" if cleaned["working_days"] else "working_days", str(refused))
+        return cleaned
 
     def value(self) -> BusinessDays:
         """Return the open days of the form; raises InvalidCalendar."""
-        given = self.cleaned_data
-        name = self.row.name if self.row else given["name"]
+        cleaned = self.cleaned_data
+        name = self.row.name if self.row else cleaned["name"]
         return BusinessDays(
-            name=name, working_days=tuple(given["working_days"]), special=tuple(given["days"])
+            name=name, working_days=tuple(cleaned["working_days"]), special=tuple(cleaned["days"])
         )
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of ``calendars.upsert``."""
-        given, row = self.cleaned_data, self.row
-        tenant = row.tenant_id if row else getattr(given.get("tenant"), "pk", DEFAULT_TENANT_ID)
+        cleaned, row = self.cleaned_data, self.row
+        tenant = row.tenant_id if row else getattr(cleaned.get("tenant"), "pk", DEFAULT_TENANT_ID)
         return {
-            "name": row.name if row else given["name"],
+            "name": row.name if row else cleaned["name"],
             "tenant": tenant,
-            "days": given["days"],
-            **{name: given[name] for name in ("working_days", "description", "origin")},
+            "days": cleaned["days"],
+            **{name: cleaned[name] for name in ("working_days", "description", "origin")},
         }
 
     # Import ---------------------------------------------------------------------------------------
@@ -273,18 +276,18 @@ class CalendarForm(EditForm):
         """Return the dates merged with those of the country or file; None if these are refused,
         which the form shows.
         """
-        given = self.cleaned_data
-        source = "file" if given.get("file") else "country"
-        if not given.get(source):
+        cleaned = self.cleaned_data
+        source = "file" if cleaned.get("file") else "country"
+        if not cleaned.get(source):
             self.add_error("country", "Give a country or a file.")
             return None
         try:
-            found = (
+            imported = (
                 self._from_file()
                 if source == "file"
                 else from_holidays(
-                    given["country"].strip().upper(),
-                    given["subdivision"].strip() or None,
+                    cleaned["country"].strip().upper(),
+                    cleaned["subdivision"].strip() or None,
                     self._years(),
                 )
             )
@@ -293,7 +296,7 @@ class CalendarForm(EditForm):
                 "first_year" if str(refused).startswith("years=") else source, str(refused)
             )
             return None
-        return taken_in(given["days"], found)
+        return taken_in(cleaned["days"], imported)
 
     def _years(self) -> range:
         first, last = self.cleaned_data.get("first_year"), self.cleaned_data.get("last_year")
@@ -310,13 +313,13 @@ class CalendarForm(EditForm):
 
     def source(self) -> str:
         """Return the sources of imported dates, added to those that the field already lists."""
-        given, years = self.cleaned_data, self._years()
-        parts = (given["country"].strip().upper(), given["subdivision"].strip())
-        file = given.get("file")
+        cleaned, years = self.cleaned_data, self._years()
+        parts = (cleaned["country"].strip().upper(), cleaned["subdivision"].strip())
+        file = cleaned.get("file")
         name = file.name if file else "-".join(part for part in parts if part)
-        found = f"{name} {years[0]}-{years[-1]}"
-        before = [one for one in given["origin"].split(", ") if one and one != found]
-        return ", ".join([*before, found])[:200]
+        source = f"{name} {years[0]}-{years[-1]}"
+        others = [other for other in cleaned["origin"].split(", ") if other and other != source]
+        return ", ".join([*others, source])[:200]
 
 
 # How many imported dates, and how many schedules that use a calendar, a page shows.

@@ -20,7 +20,7 @@ from django_durable_tasks.admin import actions, display, overview
 from django_durable_tasks.admin.actions import OperationPage, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.filters import ChoiceFilter
-from django_durable_tasks.admin.readonly import ReadOnlyAdmin, ScreenAdmin, section
+from django_durable_tasks.admin.readonly import DurableModelAdmin, ReadOnlyAdmin, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster import nodes, queues, status
 from django_durable_tasks.exceptions import DurableTasksError
@@ -49,7 +49,8 @@ class AliveFilter(ChoiceFilter):
     }
 
 
-def _state(node: Any) -> SafeString | str:
+@admin.display(description=_("state"))
+def state(node: Any) -> SafeString | str:
     """Show whether it is live, and whether it is the leader."""
     silent = node.seen_at - node.last_seen_at > timedelta(seconds=nodes.timeout())
     if node.stopped_at is not None:
@@ -60,6 +61,7 @@ def _state(node: Any) -> SafeString | str:
     return display.badges(marks + ([("leader", "leader")] if node.leads else []))
 
 
+@admin.display(description=_("clock"))
 def _clock(node: Node) -> SafeString | str:
     """Show the difference between its host's clock and the database's, with a mark if it is too
     large.
@@ -70,12 +72,14 @@ def _clock(node: Node) -> SafeString | str:
     return display.badge("failed", text) if abs(node.skew) > conf.SKEW_MAX else text
 
 
+@admin.display(description=_("releases"))
 def _releases(node: Node) -> str:
     """Show its releases of the package and of the time zone database."""
     releases = node.versions or {"package": node.version}
     return ", ".join(f"{part} {release}" for part, release in releases.items())
 
 
+@admin.display(description=_("runs"))
 def _runs(node: Node) -> SafeString:
     """Link its running tasks."""
     tasks = display.list_of("task", status__exact="RUNNING", node__exact=node.pk)
@@ -86,7 +90,6 @@ def _listed(values: Collection[Any] | None) -> str:
     return ", ".join(map(str, values or ())) or display.NOTHING
 
 
-_STATE = display.column(_("state"), _state, "state")
 _BEAT = display.column(
     _("last heartbeat"), lambda node: display.since(node.last_seen_at, node.seen_at), "last_beat"
 )
@@ -96,7 +99,6 @@ _RUNNING = display.column(
     lambda node: display.NOTHING if node.active is None else str(node.active.get("number", 0)),
 )
 _QUEUES = display.column(_("queues"), lambda node: _listed(node.queues))
-_CLOCK = display.column(_("clock"), _clock)
 
 
 @admin.register(Node)
@@ -109,7 +111,7 @@ class NodeAdmin(ReadOnlyAdmin):
         "last_start_at": _("last started a task at"),
     }
     list_display = (
-        *("name", "kind", _STATE, _BEAT, _RUNNING, _QUEUES, "concurrency", _CLOCK),
+        *("name", "kind", state, _BEAT, _RUNNING, _QUEUES, "concurrency", _clock),
         display.column(
             _("process"), lambda node: display.beneath(f"{node.host} {node.pid}", node.version)
         ),
@@ -126,16 +128,16 @@ class NodeAdmin(ReadOnlyAdmin):
             "id",
             ("name", "kind"),
             "region",
-            _STATE,
+            state,
             (_BEAT, "beats"),
             _RUNNING,
-            display.column(_("runs"), _runs),
+            _runs,
         ),
         section(
             _("Process"),
             ("host", "pid"),
-            display.column(_("releases"), _releases),
-            _CLOCK,
+            _releases,
+            _clock,
             ("pool", "concurrency"),
             _QUEUES,
             display.column(_("shards"), lambda node: _listed(node.shards)),
@@ -156,15 +158,16 @@ class NodeAdmin(ReadOnlyAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        everybody = list(self.get_queryset(request).filter(stopped_at__isnull=True))
-        still = status.stalled(everybody, everybody[0].seen_at) if everybody else {}
+        running_nodes = list(self.get_queryset(request).filter(stopped_at__isnull=True))
+        stalled = status.stalled(running_nodes, running_nodes[0].seen_at) if running_nodes else {}
         context = {
-            "leading": next((node for node in everybody if node.leads), None),
-            "stalled": [(node, still[node.pk]) for node in everybody if node.pk in still],
+            "leading": next((node for node in running_nodes if node.leads), None),
+            "stalled": [(node, stalled[node.pk]) for node in running_nodes if node.pk in stalled],
         }
         return super().changelist_view(request, {**(extra_context or {}), **context})
 
 
+@admin.display(description=_("owner"))
 def _held(lease: Any) -> SafeString | str:
     """Show the present owner."""
     if lease.holder is None or lease.expires_at < lease.seen_at:
@@ -172,20 +175,20 @@ def _held(lease: Any) -> SafeString | str:
     return str(lease.holder_name or lease.holder)
 
 
-_OWNER = display.column(_("owner"), _held)
-
-
 @admin.register(SchedulerLease)
 class SchedulerLeaseAdmin(ReadOnlyAdmin):
     """The scheduler lease."""
 
     tenant_path = None
-    list_display = ("name", _OWNER, "term", "acquired_at", "expires_at")
+    list_display = ("name", _held, "term", "acquired_at", "expires_at")
     sortable_by = ()
-    fields = (
-        *("name", _OWNER),
-        display.column(_("last holder"), lambda lease: display.row_link("node", lease.holder)),
-        *("term", "acquired_at", "expires_at"),
+    fieldsets = (
+        section(
+            None,
+            *("name", _held),
+            display.column(_("last holder"), lambda lease: display.row_link("node", lease.holder)),
+            *("term", "acquired_at", "expires_at"),
+        ),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -201,13 +204,13 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
 def declared() -> set[str]:
     """Return the queues of the durable tasks that are registered in this process."""
     inspect.load_tasks()
-    found = set()
+    names = set()
     for name in registry.names():
         try:
-            found.add(ports.queue_of(name, registry.get(name).options.queue))
+            names.add(ports.queue_of(name, registry.get(name).options.queue))
         except DurableTasksError:
             continue
-    return found
+    return names
 
 
 @admin.register(QueueControl)
@@ -291,19 +294,25 @@ class LimitForm(EditModelForm):
 
 
 @admin.register(Limit)
-class LimitAdmin(ScreenAdmin):
+class LimitAdmin(DurableModelAdmin):
     """Limits; they are set, changed and removed here, and effective within a second."""
 
     tenant_path = None
     list_display = (
         *("scope", "max_concurrency", "rate", "burst"),
-        display.column(_("waiting"), lambda limit: operator_limits.waiting_for(limit.scope)),
+        display.column(_("waiting"), lambda limit: limit.waiting),
         *("comment", "set_by", "set_at"),
     )
     sortable_by = ("scope", "set_at")
     search_fields = ("scope", "comment")
     form = LimitForm
     operations = (operator_limits.set_limit, operator_limits.remove_limit)
+
+    def attach(self, rows: list[Any]) -> None:
+        """Count the waiting tasks of all rows in one statement."""
+        waiting = operator_limits.waiting_for(limit.scope for limit in rows)
+        for limit in rows:
+            limit.waiting = waiting.get(limit.scope, 0)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         version = () if obj is None else (OPENED,)
@@ -337,31 +346,20 @@ class LimitAdmin(ScreenAdmin):
 def _warnings(limit: Limit) -> Iterator[str]:
     """Yield warnings: a scope that matches nothing yet, a limit that admits no task."""
     kind, _colon, name = limit.scope.partition(":")
-    if kind in _KNOWN and name not in _KNOWN[kind]():
+    names: Collection[str] | None = None
+    if kind == "queue":
+        queues_of_code = declared()
+        in_use = {depth.queue for depth in queues.depths(database_now(), queues_of_code)}
+        names = queues_of_code | in_use
+    elif kind == "task":
+        inspect.load_tasks()
+        names = registry.names()
+    elif kind == "tenant":
+        tenants = Tenant.objects.using(conf.settings().DATABASE)
+        names = set(map(str, tenants.values_list("pk", flat=True)))
+    if names is not None and name not in names:
         yield (
             f"No {kind} with the name {name} exists: the limit applies to no task until it does."
         )
     if limit.max_concurrency == 0:
         yield "With a max concurrency of 0 no task starts. To stop a queue temporarily, pause it."
-
-
-def _queues() -> set[str]:
-    known = declared()
-    return known | {depth.queue for depth in queues.depths(database_now(), known)}
-
-
-def _tasks() -> frozenset[str]:
-    inspect.load_tasks()
-    return registry.names()
-
-
-def _tenants() -> set[str]:
-    tenants = Tenant.objects.using(conf.settings().DATABASE)
-    return set(map(str, tenants.values_list("pk", flat=True)))
-
-
-_KNOWN: dict[str, Callable[[], Collection[str]]] = {
-    "queue": _queues,
-    "task": _tasks,
-    "tenant": _tenants,
-}

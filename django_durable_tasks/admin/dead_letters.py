@@ -36,12 +36,14 @@ def _replay_edited(
     return None
 
 
+@admin.display(description=_("same error"))
 def _alike(letter: DeadLetter) -> SafeString:
     """Link to all dead letters of the same error."""
     letters = display.list_of("deadletter", fingerprint__exact=letter.fingerprint)
     return display.link(letters, letter.fingerprint[:8])
 
 
+@admin.display(description=_("traceback"))
 def _last_trace(letter: DeadLetter) -> SafeString | str:
     """Show the traceback of the last attempt."""
     rows = TaskExecutionLog.objects.using(letter._state.db).filter(
@@ -56,12 +58,10 @@ _TASK = display.column(
     lambda letter: display.beneath(letter.task.name, display.first_line(letter.error_message)),
 )
 _QUEUE = display.column(_("queue"), lambda letter: letter.task.queue)
-_ALIKE = display.column(_("same error"), _alike)
 _CASE = display.column(
     _("state"),
     lambda letter: display.badge(letter.resolution or "open", letter.resolution or _("open")),
 )
-_TRACE = display.column(_("traceback"), _last_trace)
 _CALL = display.column(
     _("arguments"), lambda letter: display.arguments_block(letter.task.name, letter)
 )
@@ -73,7 +73,7 @@ class DeadLetterAdmin(NewestRowsAdmin):
 
     named_by = ("task", "reason")
     labels: ClassVar = {"created_at": _("failed at"), "resolved_at": _("closed at")}
-    list_display = ("id", _TASK, _QUEUE, "reason", "attempts", "created_at", _ALIKE, _CASE)
+    list_display = ("id", _TASK, _QUEUE, "reason", "attempts", "created_at", _alike, _CASE)
     list_filter = (
         filters.OpenFilter,
         filters.ReasonOfFailureFilter,
@@ -94,8 +94,8 @@ class DeadLetterAdmin(NewestRowsAdmin):
         action_of(operator_actions.discard_letters),
     )
     fieldsets = (
-        section(None, "task", _QUEUE, ("reason", "attempts"), ("created_at", _ALIKE), _CASE),
-        section(_("Last error"), "error_message", _TRACE),
+        section(None, "task", _QUEUE, ("reason", "attempts"), ("created_at", _alike), _CASE),
+        section(_("Last error"), "error_message", _last_trace),
         section(_("Call"), _CALL),
         section(_("Closed"), ("resolution", "resolved_at"), "resolved_by", "comment"),
     )

@@ -193,13 +193,15 @@ class TenantOfTaskFilter(filters.AmongNewestFilter, filters.TenantFilter):
     of_one = _OF_ONE
 
 
-def _upstream(edge: Any) -> Any:
+@admin.display(description=_("waits for"))
+def upstream(edge: Any) -> Any:
     """Link the upstream task; a gate has none."""
     if edge.depends_on_id is None:
         return _("a person")
     return dependencies_cell.task_link(edge.depends_on_id, edge.known)
 
 
+@admin.display(description=_("workflow"))
 def _workflow(edge: Any) -> SafeString | str:
     """Link the workflow run of the task."""
     task = Task.objects.using(conf.settings().DATABASE).filter(pk=edge.task_id).first()
@@ -209,7 +211,6 @@ def _workflow(edge: Any) -> SafeString | str:
 _WAITER = display.column(
     _("task"), lambda edge: dependencies_cell.task_link(edge.task_id, edge.known), "waiter"
 )
-_UPSTREAM = display.column(_("waits for"), _upstream, "upstream")
 # The required ending of the upstream, or the kind of gate.
 _KIND = display.column(_("type"), lambda edge: edge.gate or edge.dependency_type)
 # The policy for another ending of the upstream.
@@ -229,7 +230,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     """Dependencies; they are added and removed by operations only."""
 
     tenant_path = "task__tenant"
-    list_display = (*(_WAITER, _UPSTREAM, _KIND, _POLICY, _STANDING, "resolved_at", _TENANT, _WHO),)
+    list_display = (*(_WAITER, upstream, _KIND, _POLICY, _STANDING, "resolved_at", _TENANT, _WHO),)
     list_display_links = (_KIND,)
     list_filter = (StandingFilter, KindFilter, TenantOfTaskFilter)
     lookups_allowed = frozenset(_OF_ONE)
@@ -242,10 +243,10 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     fieldsets = (
         section(
             None,
-            (_WAITER, _UPSTREAM),
+            (_WAITER, upstream),
             (_KIND, _POLICY),
             (_STANDING, "resolved_at"),
-            (_TENANT, display.column(_("workflow"), _workflow)),
+            (_TENANT, _workflow),
             ("placed_by", "resolved_by"),
             "comment",
         ),

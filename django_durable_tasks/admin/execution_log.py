@@ -21,6 +21,7 @@ from django_durable_tasks.models import TaskExecutionLog
 ON_A_PAGE = 50
 
 
+@admin.display(description=_("task"))
 def _task_and_error(row: TaskExecutionLog) -> SafeString | str:
     """Link the task by its name, and show the error."""
     task = display.row_link("task", row.task_id, row.task.name)
@@ -35,7 +36,6 @@ _TRACE = display.column(
 # The id of the Celery message, with the result that django-celery-results stored for it.
 _MESSAGE = display.column(_("Celery id"), lambda row: display.stored_result(row.celery_id))
 _NODE = display.column(_("node"), lambda row: display.row_link("node", row.node))
-_TASK = display.column(_("task"), _task_and_error)
 _STARTED, _ERROR = (
     display.column_of(TaskExecutionLog._meta.get_field(name))
     for name in ("started_at", "error_message")
@@ -67,7 +67,16 @@ class TaskExecutionLogAdmin(NewestRowsAdmin):
     """Attempts of all tasks."""
 
     list_display = (
-        *("id", _TASK, "attempt_number", _STATE, "started_at", "completed_at", _TOOK, "worker"),
+        *(
+            "id",
+            _task_and_error,
+            "attempt_number",
+            _STATE,
+            "started_at",
+            "completed_at",
+            _TOOK,
+            "worker",
+        ),
     )
     list_filter = (
         "status",

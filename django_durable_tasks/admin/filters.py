@@ -99,7 +99,7 @@ def key_in(term: str) -> uuid.UUID | None:
         return None
 
 
-class ScreenFilter(admin.SimpleListFilter):
+class ValueFilter(admin.SimpleListFilter):
     """A filter that passes its value to ``narrow``; a value that no row can have finds nothing."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
@@ -113,7 +113,7 @@ class ScreenFilter(admin.SimpleListFilter):
         raise NotImplementedError
 
 
-class AmongNewestFilter(ScreenFilter):
+class AmongNewestFilter(ValueFilter):
     """A filter without an index: it reads the newest ``looked_at`` rows only, unless a parameter of
     ``of_one`` leaves few rows. The primary keys of the table are numbers.
     """
@@ -122,15 +122,15 @@ class AmongNewestFilter(ScreenFilter):
     of_one: tuple[str, ...] = ()
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
-        found = super().queryset(request, queryset)
-        if found is None or any(name in request.GET for name in self.of_one):
-            return found
-        rows = found.model._default_manager.using(found.db).order_by("-pk")
+        narrowed = super().queryset(request, queryset)
+        if narrowed is None or any(name in request.GET for name in self.of_one):
+            return narrowed
+        rows = narrowed.model._default_manager.using(narrowed.db).order_by("-pk")
         newest = rows.values_list("pk", flat=True).first() or 0
-        return found.filter(pk__gt=newest - self.looked_at)
+        return narrowed.filter(pk__gt=newest - self.looked_at)
 
 
-class ChoiceFilter(ScreenFilter):
+class ChoiceFilter(ValueFilter):
     """A filter by conditions: each value has a title, and a function that narrows the rows."""
 
     conditions: ClassVar[Mapping[str, tuple[Any, Callable[[Any], Any]]]]
@@ -144,7 +144,7 @@ class ChoiceFilter(ScreenFilter):
         return narrow(rows)
 
 
-class _RecentValues(ScreenFilter):
+class _RecentValues(ValueFilter):
     """Offers the values of the newest rows, because reading all values would scan the table."""
 
     field = ""
@@ -194,7 +194,7 @@ class QueueOfTaskFilter(QueueFilter):
     path = "task__queue"
 
 
-class TenantFilter(ScreenFilter):
+class TenantFilter(ValueFilter):
     """Filter by tenant; with many tenants, the list of tenants links here."""
 
     title = _("tenant")
@@ -202,8 +202,8 @@ class TenantFilter(ScreenFilter):
     path = "tenant"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        found = staff_tenants.offered(request)[: SHOWN + 1]
-        return [(str(tenant.pk), str(tenant)) for tenant in found]
+        tenants = staff_tenants.offered(request)[: SHOWN + 1]
+        return [(str(tenant.pk), str(tenant)) for tenant in tenants]
 
     def has_output(self) -> bool:
         """Hide the filter if there is one tenant, or more than fit; a selected tenant always
@@ -217,7 +217,7 @@ class TenantFilter(ScreenFilter):
         return rows.filter(**{self.path: int(value)}) if is_id else rows.none()
 
 
-class ReasonFilter(ScreenFilter):
+class ReasonFilter(ValueFilter):
     """Filter by the reason of an ending."""
 
     title = _("reason")
@@ -238,7 +238,7 @@ class ReasonOfFailureFilter(ReasonFilter):
     reasons = REASONS_OF_FAILURE
 
 
-class CreatedFilter(ScreenFilter):
+class CreatedFilter(ValueFilter):
     """Filter by age. Ids sort by creation time, so this reads one range of the primary key."""
 
     title = _("created within the last")
@@ -282,7 +282,7 @@ class ConditionFilter(ChoiceFilter):
     }
 
 
-class OpenFilter(ScreenFilter):
+class OpenFilter(ValueFilter):
     """Filter by whether a dead letter is closed; by default the open ones are shown."""
 
     title = _("case")
@@ -368,7 +368,7 @@ class ScheduleConditionFilter(ChoiceFilter):
     }
 
 
-class SourceFilter(ScreenFilter):
+class SourceFilter(ValueFilter):
     """Filter by the source of the declaration."""
 
     title = _("declared by")

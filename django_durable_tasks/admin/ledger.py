@@ -17,7 +17,7 @@ from django_durable_tasks.admin import display, filters, recurring_form, staff_t
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.admin.recurring_tasks import MISSED, SKIPPED
 from django_durable_tasks.choices import FireOutcome
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 
 OF_ONE = 1_000
 """The number of entries of one schedule per page."""
@@ -41,7 +41,7 @@ class OutcomeFilter(filters.AmongNewestFilter):
         return rows.filter(outcome__in=[*MISSED, *SKIPPED] if value == "unrun" else [value])
 
 
-class ScheduleFilter(filters.ScreenFilter):
+class ScheduleFilter(filters.ValueFilter):
     """Filter by recurring task, its newest OF_ONE entries at a time. It is reached by links,
     because there may be a million schedules.
 
@@ -54,10 +54,15 @@ class ScheduleFilter(filters.ScreenFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         self.chosen = _chosen(request, str(self.used_parameters.get("schedule", "")))
-        self.keys, oldest = _newest_of(*self.chosen) if self.chosen else ([], None)
+        self.keys = list[int]()
         if self.chosen is None:
             return []
         row, until = self.chosen
+        ledger = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
+        entries = recurring_form.newest_entries(ledger.only("fire_time"), OF_ONE, until)
+        self.keys = [entry.pk for entry in entries]
+        # The next page begins at the oldest entry of this one.
+        oldest = entries[-1].fire_time if len(entries) == OF_ONE else None
         older = [
             (f"{row.pk},{one.isoformat()}", f"{row.name}, {display.instant(one)}")
             for one in (until, oldest)
@@ -89,34 +94,14 @@ def _chosen(request: HttpRequest, value: str) -> tuple[RecurringTask, datetime |
     return None if row is None else (row, moment)
 
 
-def _newest_of(row: RecurringTask, until: datetime | None) -> tuple[list[int], datetime | None]:
-    """Return the newest entries up to this fire time, and the fire time at which the next page
-    begins.
-    """
-    entries = OccurrenceRecord.objects.using(conf.settings().DATABASE).filter(recurring_task=row.pk)
-    single, other = (
-        entries.single().order_by("-unique_fire_time"),
-        entries.filter(unique_fire_time=None).order_by("-fire_time"),
-    )
-    if until is not None:
-        single, other = (
-            single.filter(unique_fire_time__lte=until),
-            other.filter(fire_time__lte=until),
-        )
-    found = [
-        *single.values_list("fire_time", "pk")[:OF_ONE],
-        *other.values_list("fire_time", "pk")[:OF_ONE],
-    ]
-    newest = sorted(found, reverse=True)[:OF_ONE]
-    return [pk for _fire_time, pk in newest], newest[-1][0] if len(newest) == OF_ONE else None
-
-
+@admin.display(description=_("fire time"))
 def _at(entry: OccurrenceRecord) -> SafeString | str:
     """Show the fire time, or the first and the last of a range."""
     last = f"to {display.instant(entry.last_fire_time)}" if entry.last_fire_time else ""
     return display.beneath(display.instant(entry.fire_time), last)
 
 
+@admin.display(description=_("schedule"))
 def _schedule(entry: Any) -> SafeString | str:
     """Link the schedule; a deleted one is shown by its id."""
     if not entry.schedule_name:
@@ -124,7 +109,6 @@ def _schedule(entry: Any) -> SafeString | str:
     return display.row_link("recurringtask", entry.recurring_task_id, entry.schedule_name)
 
 
-_SCHEDULE = display.column(_("schedule"), _schedule)
 _OUTCOME = display.column(
     _("outcome"), lambda entry: display.badge(entry.outcome, entry.outcome), "state"
 )
@@ -138,8 +122,8 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
 
     labels: ClassVar = {"created_at": _("recorded at")}
     list_display = (
-        display.column(_("fire time"), _at),
-        *(_SCHEDULE, _OUTCOME, _COUNT, _TASK, "reason", "term", "created_at"),
+        _at,
+        *(_schedule, _OUTCOME, _COUNT, _TASK, "reason", "term", "created_at"),
     )
     list_filter = (OutcomeFilter, ScheduleFilter, filters.TenantFilter)
     sortable_by = ()
@@ -147,7 +131,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
     fieldsets = (
         section(
             None,
-            _SCHEDULE,
+            _schedule,
             (_OUTCOME, _COUNT),
             ("fire_time", "last_fire_time"),
             ("effective_at", "created_at"),
@@ -168,11 +152,8 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
         schedules = RecurringTask.objects.using(database).filter(
             pk__in={entry.recurring_task_id for entry in rows}
         )
-        tasks = Task.objects.using(database).filter(
-            pk__in={entry.task_id for entry in rows if entry.task_id}
-        )
         names = dict(schedules.values_list("pk", "name"))
-        statuses = dict(tasks.values_list("pk", "status"))
+        statuses = recurring_form.statuses_of_tasks(rows)
         for entry in rows:
             entry.schedule_name = names.get(entry.recurring_task_id, "")
             entry.task_status = statuses.get(entry.task_id)

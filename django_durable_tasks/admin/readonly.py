@@ -52,15 +52,15 @@ class BoundedPaginator(_Paginator):
         return len(rows)
 
 
-class ScreenList(ChangeList):
+class DurableChangeList(ChangeList):
     """A list that finds nothing for a value with a NUL character, which PostgreSQL refuses with an
     error.
     """
 
     def get_queryset(self, request: HttpRequest, *rest: Any, **more: Any) -> QuerySet[Any]:
-        found: QuerySet[Any] = super().get_queryset(request, *rest, **more)
-        given = (value for values in request.GET.lists() for value in values[1])
-        return found.none() if any(_NUL in value for value in given) else found
+        queryset: QuerySet[Any] = super().get_queryset(request, *rest, **more)
+        values = (value for _name, values in request.GET.lists() for value in values)
+        return queryset.none() if any(_NUL in value for value in values) else queryset
 
 
 class _Unwritable:
@@ -99,7 +99,7 @@ def _acting_as_user(view: Any) -> Any:
     return page
 
 
-class ScreenAdmin(_ModelAdmin):
+class DurableModelAdmin(_ModelAdmin):
     """A ModelAdmin for tables of this package: their database, the tenants of the user, the style
     sheet, bounded counts, and only declared lookups.
     """
@@ -317,7 +317,7 @@ class ScreenAdmin(_ModelAdmin):
 
     def get_changelist(self, request: HttpRequest, **more: Any) -> type[ChangeList]:
         """Return the ChangeList class that accepts any value in the query string."""
-        return ScreenList
+        return DurableChangeList
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
@@ -375,7 +375,7 @@ class ScreenAdmin(_ModelAdmin):
         return lookup in self.lookups_allowed | own
 
 
-class OwnFormAdmin(ScreenAdmin):
+class OwnFormAdmin(DurableModelAdmin):
     """Rows that are added and changed by an operation, on a page of their own."""
 
     noun: ClassVar[str]
@@ -432,8 +432,8 @@ class OwnFormAdmin(ScreenAdmin):
 
     def refuse_name_in_use(self, request: HttpRequest, form: Any) -> bool:
         """Refuse to add a row under the name of an existing one."""
-        given = form.keywords()
-        rows = self.get_queryset(request).filter(tenant=given["tenant"], name=given["name"])
+        keywords = form.keywords()
+        rows = self.get_queryset(request).filter(tenant=keywords["tenant"], name=keywords["name"])
         is_in_use = form.row is None and self.with_name(rows).exists()
         if is_in_use:
             form.add_error("name", f"A {self.noun} with this name already exists.")
@@ -457,7 +457,7 @@ class OwnFormAdmin(ScreenAdmin):
         return self.page(request, f"{model}/edit", title, form=form, row=row, back=back, **context)
 
 
-class ReadOnlyAdmin(_Unwritable, ScreenAdmin):
+class ReadOnlyAdmin(_Unwritable, DurableModelAdmin):
     """A ModelAdmin without add, change and delete permissions."""
 
 
@@ -471,13 +471,13 @@ would cost every ending a write; without a bound a rare value would read the who
 """
 
 
-class NewestRowsList(ScreenList):
+class NewestRowsList(DurableChangeList):
     """A list that applies filters without an index to the newest rows only."""
 
     def get_queryset(self, request: HttpRequest, *rest: Any, **more: Any) -> QuerySet[Any]:
-        found = super().get_queryset(request, *rest, **more)
+        queryset = super().get_queryset(request, *rest, **more)
         admin: Any = self.model_admin
-        return admin.newest(request, found) if admin.filters_without_index(request) else found
+        return admin.newest(request, queryset) if admin.filters_without_index(request) else queryset
 
 
 class NewestRowsAdmin(ReadOnlyAdmin):
@@ -506,8 +506,8 @@ class NewestRowsAdmin(ReadOnlyAdmin):
         """
         ids = self.examined(request).using(rows.db).order_by("-pk").values_list("pk")
         oldest = ids[LOOKED_THROUGH - 1 : LOOKED_THROUGH + 1]
-        found = [row[0] for row in oldest]
-        if len(found) < 2:
+        bounds = [row[0] for row in oldest]
+        if len(bounds) < 2:
             return rows
         if request.method == "GET":  # an action reads the same rows twice
             text = (
@@ -515,7 +515,7 @@ class NewestRowsAdmin(ReadOnlyAdmin):
                 f" searched. {self.advice}"
             )
             self.message_user(request, text, messages.INFO)
-        return rows.filter(pk__gte=found[0])
+        return rows.filter(pk__gte=bounds[0])
 
     def get_changelist(self, request: HttpRequest, **more: Any) -> type[ChangeList]:
         return NewestRowsList
@@ -527,10 +527,10 @@ class NewestRowsAdmin(ReadOnlyAdmin):
         if condition is not None:
             return queryset.filter(condition), False
         names = filters.names_like(search_term)
-        found = queryset.filter(**{f"{self.path_to_task}name__in": names})
+        rows = queryset.filter(**{f"{self.path_to_task}name__in": names})
         # The list itself applies the bound of a filter without an index.
         bounded = names and self.searches_all(request) and not self.filters_without_index(request)
-        return (self.newest(request, found) if bounded else found), False
+        return (self.newest(request, rows) if bounded else rows), False
 
     def _has(self, request: HttpRequest, names: frozenset[str]) -> bool:
         return any(request.GET.get(name) for name in names)

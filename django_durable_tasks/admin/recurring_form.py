@@ -25,8 +25,10 @@ from django_durable_tasks.models import (
     Calendar,
     OccurrenceRecord,
     RecurringTask,
+    Task,
     Tenant,
 )
+from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.explain import FireTime, Preview, preview
 from django_durable_tasks.schedules.lifecycle import upsert
@@ -212,46 +214,50 @@ class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
 
     def clean(self) -> dict[str, Any]:
         """Check each kind of part, so that errors are shown at its field."""
-        given: dict[str, Any] = super().clean() or {}
+        cleaned: dict[str, Any] = super().clean() or {}
         for name in _WHEN:
             try:
-                parts = _parts_of(name, given.get(name))
+                parts = _parts_of(name, cleaned.get(name))
                 if parts:
-                    checked(parts, seed=self.name_of(given), allow_never=self.is_paused(given))
+                    checked(parts, seed=self.name_of(cleaned), allow_never=self.is_paused(cleaned))
             except DurableTasksError as refused:
                 self.add_error(name, str(refused))
-        return given
+        return cleaned
 
-    def name_of(self, given: dict[str, Any]) -> str:
+    def name_of(self, cleaned: dict[str, Any]) -> str:
         """Return the name of the schedule."""
-        return self.row.name if self.row else str(given.get("name", ""))
+        return self.row.name if self.row else str(cleaned.get("name", ""))
 
-    def is_paused(self, given: dict[str, Any]) -> bool:
+    def is_paused(self, cleaned: dict[str, Any]) -> bool:
         """Return whether the schedule is paused, so that it may be one that never fires."""
-        return self.row.status == RecurringStatus.PAUSED if self.row else bool(given.get("paused"))
+        return (
+            self.row.status == RecurringStatus.PAUSED if self.row else bool(cleaned.get("paused"))
+        )
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of ``upsert``: for a new row all that are filled in, for an
         existing one those that differ.
         """
-        given, row = self.cleaned_data, self.row
+        cleaned, row = self.cleaned_data, self.row
         changed = (
             set(self.changed_data)
             if row
-            else {name for name in given if given[name] not in (None, "", [], {})}
+            else {name for name in cleaned if cleaned[name] not in (None, "", [], {})}
         )
-        found: dict[str, Any] = {
-            name: given[name] for name in changed - {*_WHEN, "name", "tenant", "jitter"}
+        keywords: dict[str, Any] = {
+            name: cleaned[name] for name in changed - {*_WHEN, "name", "tenant", "jitter"}
         }
         if changed.intersection(_WHEN):
-            found["parts"] = [part for name in _WHEN for part in _parts_of(name, given.get(name))]
+            keywords["parts"] = [
+                part for name in _WHEN for part in _parts_of(name, cleaned.get(name))
+            ]
         if "jitter" in changed:
-            found["jitter"] = _jitter_of(given["jitter"])
-        if not given.get("start_time"):
-            found.pop("start_time", None)  # a start cannot be removed, only changed
-        tenant = row.tenant_id if row else getattr(given.get("tenant"), "pk", DEFAULT_TENANT_ID)
-        found |= {"name": self.name_of(given), "task": given["task"], "tenant": tenant}
-        return found | {"paused": self.is_paused(given)}
+            keywords["jitter"] = _jitter_of(cleaned["jitter"])
+        if not cleaned.get("start_time"):
+            keywords.pop("start_time", None)  # a start cannot be removed, only changed
+        tenant = row.tenant_id if row else getattr(cleaned.get("tenant"), "pk", DEFAULT_TENANT_ID)
+        keywords |= {"name": self.name_of(cleaned), "task": cleaned["task"], "tenant": tenant}
+        return keywords | {"paused": self.is_paused(cleaned)}
 
 
 def _parts_of(name: str, value: Any) -> list[dict[str, Any]]:
@@ -298,15 +304,21 @@ def _calendar_names(row: RecurringTask | None, tenants: QuerySet[Tenant]) -> lis
 
 
 def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
-    shown = row or RecurringTask(time_zone=ports.schedule_zone())
-    seen = {name: getattr(shown, name) for name in (*_OPTIONS, "task", *SECRETS)}
-    seen |= {option: getattr(shown, column) for option, column in readers.COLUMNS.items()}
-    seen |= {name: pretty(seen[name]) for name in SECRETS}
-    seen["jitter"] = f"{shown.jitter_percent:g}%" if shown.jitter_percent else f"{shown.jitter:g}"
+    schedule = row or RecurringTask(time_zone=ports.schedule_zone())
+    initial = {name: getattr(schedule, name) for name in (*_OPTIONS, "task", *SECRETS)}
+    initial |= {option: getattr(schedule, column) for option, column in readers.COLUMNS.items()}
+    initial |= {name: pretty(initial[name]) for name in SECRETS}
+    initial["jitter"] = (
+        f"{schedule.jitter_percent:g}%" if schedule.jitter_percent else f"{schedule.jitter:g}"
+    )
     if row is None:
-        return seen | {"parts": "[]"}
-    times = {name: _local(getattr(row, name), row.time_zone) for name in ("start_time", "end_time")}
-    return seen | times | _when_of(row.timetable)
+        return initial | {"parts": "[]"}
+    times = {
+        name: moment.astimezone(zone(row.time_zone)).isoformat() if moment else ""
+        for name in ("start_time", "end_time")
+        for moment in (getattr(row, name),)
+    }
+    return initial | times | _when_of(row.timetable)
 
 
 def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -323,10 +335,6 @@ def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
         if part not in first.values() and not (len(part) == 1 and "cron" in part)
     ]
     return {"cron": "\n".join(crons), **shown, "parts": pretty(rest)}
-
-
-def _local(moment: datetime | None, name: str) -> str:
-    return moment.astimezone(zone(name)).isoformat() if moment else ""
 
 
 # Rows of the table of fires: local time, UTC, remarks and tasks.
@@ -387,6 +395,28 @@ def _badges(fire: FireTime, *, shifted: bool) -> list[tuple[str, str]]:
     ]
     words += ["clocks changed"] if shifted and "DST" not in words else []
     return [(f"remark-{word.replace(' ', '-')}", word) for word in dict.fromkeys(words)]
+
+
+def newest_entries(
+    entries: OccurrenceQuerySet, limit: int, until: datetime | None = None
+) -> list[OccurrenceRecord]:
+    """Return the newest of a schedule's ledger entries, up to this fire time: single ones by their
+    index, ranges and manual runs by theirs.
+    """
+    single = entries.single().order_by("-unique_fire_time")
+    other = entries.filter(unique_fire_time=None).order_by("-fire_time")
+    if until is not None:
+        single = single.filter(unique_fire_time__lte=until)
+        other = other.filter(fire_time__lte=until)
+    both = [*single[:limit], *other[:limit]]
+    return sorted(both, key=lambda entry: (entry.fire_time, entry.pk), reverse=True)[:limit]
+
+
+def statuses_of_tasks(entries: Iterable[Any]) -> dict[Any, str]:
+    """Return the statuses of the tasks of ledger entries that still exist, by their ids."""
+    keys = {entry.task_id for entry in entries if entry.task_id}
+    tasks = Task.objects.using(conf.settings().DATABASE).filter(pk__in=keys)
+    return dict(tasks.values_list("pk", "status"))
 
 
 def task_link(line: OccurrenceRecord, status: str | None) -> Any:

@@ -6,7 +6,7 @@ import functools
 import operator
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -27,7 +27,7 @@ from django_durable_tasks.admin.readonly import OwnFormAdmin, section
 from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
 from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules.explain import upcoming
@@ -82,11 +82,13 @@ def recent(rows: Sequence[RecurringTask], now: datetime) -> dict[uuid.UUID, Rece
     for entry in _newest_entries([row.pk for row in rows]).values_list(*_COLUMNS, named=True):
         entries[entry.recurring_task_id].append(entry)
     newest = {
-        pk: sorted(found, key=lambda entry: (entry.fire_time, entry.id))
-        for pk, found in entries.items()
+        pk: sorted(ledger, key=lambda entry: (entry.fire_time, entry.id))
+        for pk, ledger in entries.items()
     }
-    statuses = _statuses(entry.task_id for found in newest.values() for entry in found[-MARKS:])
-    return {pk: _recent(found, statuses, now - _DAY) for pk, found in newest.items()}
+    statuses = recurring_form.statuses_of_tasks(
+        entry for ledger in newest.values() for entry in ledger[-MARKS:]
+    )
+    return {pk: _recent(ledger, statuses, now - _DAY) for pk, ledger in newest.items()}
 
 
 def _newest_entries(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
@@ -138,13 +140,6 @@ def _from(lower_bounds: dict[uuid.UUID, datetime | None], above: str, **kind: An
     for key, lower_bound in lower_bounds.items():
         if lower_bound is not None:
             yield Q(recurring_task=key, **{above: lower_bound}, **kind)
-
-
-def _statuses(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, str]:
-    tasks = Task.objects.using(conf.settings().DATABASE).filter(
-        pk__in={key for key in keys if key is not None}
-    )
-    return dict(tasks.values_list("pk", "status"))
 
 
 def _recent(entries: list[Any], statuses: dict[uuid.UUID, str], since: datetime) -> RecentOutcomes:
@@ -222,29 +217,29 @@ def _answer(form: WhyForm, row: RecurringTask) -> str:
 
 
 def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence]:
-    found = []
+    sentences = []
     if problem:
         text = f"Its fire times cannot be computed. {problem}"
-        found.append(Sentence(Level.TROUBLE, text))
+        sentences.append(Sentence(Level.TROUBLE, text))
     if row.status == RecurringStatus.CANCELLED:
         text = f"It has ended ({row.status_reason or '-'}) and never fires again."
-        return [*found, Sentence(Level.WAIT, text)]
+        return [*sentences, Sentence(Level.WAIT, text)]
     if row.status == RecurringStatus.PAUSED:
-        return [*found, _paused(row)]
+        return [*sentences, _paused(row)]
     if row.undeclared_at is not None:
         text = "It is no longer declared in code. It fires until an operator ends it."
-        found.append(Sentence(Level.WAIT, text))
+        sentences.append(Sentence(Level.WAIT, text))
     if row.next_run_at is None:
-        return [*found, Sentence(Level.TROUBLE, "It is active and has no next fire.")]
+        return [*sentences, Sentence(Level.TROUBLE, "It is active and has no next fire.")]
     late = (now - row.next_run_at).total_seconds()
     if late > LATE.total_seconds():
         text = (
             f"Its fire time of {display.instant(row.next_run_at)} has not been processed for"
             f" {display.duration(late)}. Check that a scheduler is the leader."
         )
-        return [*found, Sentence(Level.TROUBLE, text)]
+        return [*sentences, Sentence(Level.TROUBLE, text)]
     text = f"It fires next {display.since(row.next_run_at, now)}."
-    return [*found, Sentence(Level.FINE, text)]
+    return [*sentences, Sentence(Level.FINE, text)]
 
 
 def _paused(row: RecurringTask) -> Sentence:
@@ -266,20 +261,22 @@ def _paused(row: RecurringTask) -> Sentence:
 
 
 def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
-    found = (
+    overrides = (
         OccurrenceOverride.objects.using(row._state.db)
         .filter(recurring_task=row.pk)
         .order_by("-fire_time")
     )
     return [
         {
-            "override": one,
-            "at": recurring_form.local_of(one.fire_time, row.time_zone),
-            "open": one.fire_time > now,
-            "to": recurring_form.local_of(one.move_to, row.time_zone) if one.move_to else "",
-            "fire_time": one.fire_time.isoformat(),
+            "override": override,
+            "at": recurring_form.local_of(override.fire_time, row.time_zone),
+            "open": override.fire_time > now,
+            "to": recurring_form.local_of(override.move_to, row.time_zone)
+            if override.move_to
+            else "",
+            "fire_time": override.fire_time.isoformat(),
         }
-        for one in found[:_OVERRIDES]
+        for override in overrides[:_OVERRIDES]
     ]
 
 
@@ -293,15 +290,8 @@ def _ledger_entries(request: HttpRequest, row: RecurringTask) -> list[dict[str, 
     if not request.user.has_perm("django_durable_tasks.view_occurrencerecord"):
         return []
     entries = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
-    single = entries.single().order_by("-unique_fire_time")[:LINES]
-    other = entries.filter(unique_fire_time__isnull=True).order_by("-fire_time")[:LINES]
-    newest = sorted([*single, *other], key=lambda entry: (entry.fire_time, entry.pk), reverse=True)[
-        :LINES
-    ]
-    tasks = Task.objects.using(row._state.db).filter(
-        pk__in=[entry.task_id for entry in newest if entry.task_id]
-    )
-    statuses = dict(tasks.values_list("pk", "status"))
+    newest = recurring_form.newest_entries(entries, LINES)
+    statuses = recurring_form.statuses_of_tasks(newest)
     return [_shown(entry, row.time_zone, statuses.get(entry.task_id)) for entry in newest]
 
 
@@ -321,7 +311,8 @@ def _shown(entry: OccurrenceRecord, zone_name: str, status: str | None) -> dict[
 # The admin of schedules: next fires, last outcomes and actions.
 
 
-def _when(row: RecurringTask) -> SafeString | str:
+@admin.display(description=_("when"))
+def when(row: RecurringTask) -> SafeString | str:
     """Show the timetable as text, and its zone."""
     text = words(row.timetable)
     calendars = f" · {', '.join(row.calendars)}" if row.calendars else ""
@@ -330,7 +321,8 @@ def _when(row: RecurringTask) -> SafeString | str:
     )
 
 
-def _state(row: Any) -> SafeString | str:
+@admin.display(description=_("status"))
+def state(row: Any) -> SafeString | str:
     """Show the status and further conditions, and who set it, why, and until when."""
     marks = [(f"schedule-{row.status}", row.status)]
     is_active = row.status == RecurringStatus.ACTIVE
@@ -348,7 +340,8 @@ def _state(row: Any) -> SafeString | str:
     )
 
 
-def _next_run(row: Any) -> SafeString | str:
+@admin.display(description=_("next run"))
+def next_run(row: Any) -> SafeString | str:
     """Show the next fire time, absolute and relative; for a paused schedule, when it resumes."""
     if row.next_run_at is None:
         return display.NOTHING
@@ -357,6 +350,7 @@ def _next_run(row: Any) -> SafeString | str:
     return display.beneath(display.instant(row.next_run_at), f"{resumes}{relative}")
 
 
+@admin.display(description=_("last run"))
 def _last_run(row: Any) -> SafeString | str:
     """Show the creation time of the newest task."""
     if row.last_run_at is None:
@@ -365,7 +359,8 @@ def _last_run(row: Any) -> SafeString | str:
     return display.beneath(display.instant(row.last_run_at), relative)
 
 
-def _last_outcomes(row: Any) -> SafeString | str:
+@admin.display(description=_("last fire times"))
+def last_outcomes(row: Any) -> SafeString | str:
     """Show a badge for each of the last fire times, the newest last, and the creation time of the
     newest task.
     """
@@ -374,12 +369,13 @@ def _last_outcomes(row: Any) -> SafeString | str:
     return display.beneath(signs, ran)
 
 
-def _not_run(row: Any) -> SafeString | str:
+@admin.display(description=_("not run, 24 h"))
+def not_run(row: Any) -> SafeString | str:
     """Show how many fire times of the last day were missed or skipped."""
-    found, least = row.recent, "" if row.recent.exact else "≥ "
+    recent, at_least = row.recent, "" if row.recent.exact else "≥ "
     counts = [
-        f"{least}{number:,} {word}"
-        for number, word in ((found.missed, "missed"), (found.skipped, "skipped"))
+        f"{at_least}{number:,} {word}"
+        for number, word in ((recent.missed, "missed"), (recent.skipped, "skipped"))
         if number
     ]
     if not counts:
@@ -388,6 +384,7 @@ def _not_run(row: Any) -> SafeString | str:
     return display.link(entries, display.lines(counts))
 
 
+@admin.display(description=_("runs"))
 def _runs(row: RecurringTask) -> SafeString | str:
     """Show the number of runs, and its maximum."""
     most = f" of {row.max_runs}" if row.max_runs is not None else ""
@@ -395,14 +392,11 @@ def _runs(row: RecurringTask) -> SafeString | str:
     return display.beneath(tasks, f"{row.runs_count}{most} by the clock")
 
 
+@admin.display(description=_("jitter"))
 def _jitter(row: RecurringTask) -> str:
     if row.jitter_percent:
         return f"up to {row.jitter_percent:g}% of the way to the next fire"
     return f"up to {row.jitter:g} s" if row.jitter else display.NOTHING
-
-
-_STATE = display.column(_("status"), _state, "state")
-_NEXT_RUN = display.column(_("next run"), _next_run, "next_run")
 
 
 @admin.register(RecurringTask)
@@ -413,11 +407,11 @@ class RecurringTaskAdmin(OwnFormAdmin):
     labels: ClassVar = {"watermark_at": _("recorded up to")}
     list_display = (
         display.column(_("name"), lambda row: display.beneath(row.name, row.task), "named"),
-        display.column(_("when"), _when, "when"),
-        _STATE,
-        _NEXT_RUN,
-        display.column(_("last fire times"), _last_outcomes, "last_outcomes"),
-        display.column(_("not run, 24 h"), _not_run, "not_run"),
+        when,
+        state,
+        next_run,
+        last_outcomes,
+        not_run,
     )
     list_filter = (
         "status",
@@ -444,12 +438,12 @@ class RecurringTaskAdmin(OwnFormAdmin):
     fieldsets = (
         section(
             None,
-            (_STATE, "tenant"),
+            (state, "tenant"),
             display.column(
                 _("when"), lambda row: display.beneath(words(row.timetable), row.time_zone)
             ),
-            (_NEXT_RUN, display.column(_("last run"), _last_run)),
-            (display.column(_("runs"), _runs), "description"),
+            (next_run, _last_run),
+            (_runs, "description"),
         ),
         section(
             _("Call"),
@@ -468,7 +462,7 @@ class RecurringTaskAdmin(OwnFormAdmin):
                 ),
                 "roll",
             ),
-            display.column(_("jitter"), _jitter),
+            _jitter,
             ("start_time", "end_time"),
             "watermark_at",
             collapsed=True,
@@ -501,9 +495,9 @@ class RecurringTaskAdmin(OwnFormAdmin):
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         """Read the page, then the outcomes of the last fire times of its schedules."""
         page = super().get_changelist_instance(request)
-        found = recent(page.result_list, database_now())
+        outcomes = recent(page.result_list, database_now())
         for row in page.result_list:
-            row.recent = found.get(row.pk, RecentOutcomes())
+            row.recent = outcomes.get(row.pk, RecentOutcomes())
         return page
 
     def title_of(self, row: Any) -> str:

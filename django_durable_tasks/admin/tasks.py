@@ -191,13 +191,15 @@ def _crashed(task: Task) -> str:
     return f"{task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
 
 
+@admin.display(description=_("tries"))
 def _tries(task: Task) -> str:
     """Return the starts, and the used part of the attempt budgets."""
     failed = f"{task.attempts} started, {task.failures}/{task.max_attempts} failed"
     return ", ".join(part for part in (failed, _crashed(task)) if part)
 
 
-def _due(task: Any) -> str:
+@admin.display(description=_("next"))
+def due(task: Any) -> str:
     """Return the next due time: of the start, of republishing or of the end of the lease; or the
     limit for which the task waits.
     """
@@ -217,7 +219,6 @@ _STATE = display.column(
     lambda task: display.badges([(task.status, task.status), *status_labels(task)]),
     "state",
 )
-_DUE = display.column(_("next"), _due, "due")
 _TOOK = display.column(_("duration"), took, "took")
 _WORKFLOW = display.column(_("workflow"), graphs.workflow_link)
 _CAUSE = display.column(_("cause"), _cause)
@@ -250,7 +251,7 @@ class TaskAdmin(NewestRowsAdmin):
         display.column(
             _("created"), lambda task: display.since(task.created_at, task.seen_at), "created"
         ),
-        _DUE,
+        due,
         _TOOK,
     )
     list_filter = (
@@ -295,7 +296,7 @@ class TaskAdmin(NewestRowsAdmin):
             None,
             (_STATE, "reason"),
             ("queue", "priority"),
-            (display.column(_("tries"), _tries), "tenant"),
+            (_tries, "tenant"),
             ("recurring_task", "fire_time"),
             (
                 display.column(_("workflow"), graphs.workflow_link),
@@ -314,7 +315,7 @@ class TaskAdmin(NewestRowsAdmin):
             ("created_at", "run_at"),
             ("started_at", "completed_at"),
             (_TOOK, "expected_duration"),
-            (_DUE, "expires_at"),
+            (due, "expires_at"),
             ("cancel_requested_at", "updated_at"),
         ),
         section(

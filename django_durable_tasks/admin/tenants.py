@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display, staff_tenants
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
-from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.models import Tenant
 
@@ -27,7 +27,7 @@ class TenantForm(EditModelForm):
 
 
 @admin.register(Tenant)
-class TenantAdmin(ScreenAdmin):
+class TenantAdmin(DurableModelAdmin):
     """Tenants. ``contrib.api`` registers one with quotas and staff users in its place."""
 
     list_display = (

@@ -41,8 +41,8 @@ _PART = '<rect class="durable-part-{}" x="{}" y="0" width="{}" height="8"/>'
 
 def counted(run: WorkflowRun) -> list[tuple[str, int]]:
     """Return how many of its tasks ended in each status, as counted so far; zeros are omitted."""
-    found = ((str(status), int(getattr(run, column))) for status, column in COUNTS.items())
-    return [(status, number) for status, number in found if number]
+    numbers = ((str(status), int(getattr(run, column))) for status, column in COUNTS.items())
+    return [(status, number) for status, number in numbers if number]
 
 
 def progress_words(run: WorkflowRun) -> str:
@@ -259,19 +259,22 @@ def _family(run: WorkflowRun) -> list[dict[str, Any]]:
     return found if len(found) > 1 else []
 
 
-def _named(run: WorkflowRun) -> SafeString | str:
+@admin.display(description=_("workflow"))
+def named(run: WorkflowRun) -> SafeString | str:
     """Show the name, the end of the id, and whether it is an inner run."""
     part = f"part of {display.short(run.parent)}" if run.parent else ""
     return display.beneath(run.name, " · ".join(filter(None, (display.short(run.pk), part))))
 
 
-def _due(run: Any) -> str:
+@admin.display(description=_("deadline"))
+def due(run: Any) -> str:
     """Show the time until the deadline of an open run."""
     if run.is_open:
         return display.since(run.deadline_at, run.seen_at)
     return display.instant(run.deadline_at)
 
 
+@admin.display(description=_("recurring task"))
 def _schedule(run: WorkflowRun) -> SafeString | str:
     """Link the schedule that created it; a deleted one is shown by its id."""
     if run.recurring_task is None:
@@ -297,7 +300,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
         "updated_at": _("counted at"),
     }
     list_display = (
-        display.column(_("workflow"), _named, "named"),
+        named,
         _STATE,
         display.column(_("progress"), progress_cell, "progressed"),
         *("tenant", "key"),
@@ -305,7 +308,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
             _("started"), lambda run: display.since(run.created_at, run.seen_at), "started"
         ),
         _TOOK,
-        display.column(_("deadline"), _due, "due"),
+        due,
     )
     list_filter = (
         "status",
@@ -330,7 +333,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
             ("tenant", "key"),
             ("created_at", "completed_at"),
             (_TOOK, "deadline_at"),
-            (display.column(_("recurring task"), _schedule), "fire_time"),
+            (_schedule, "fire_time"),
             ("cancel_requested_at", "updated_at"),
         ),
     )

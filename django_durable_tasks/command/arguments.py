@@ -48,18 +48,18 @@ def one_of(*declarations: Declaration, required: bool = False) -> Declaration:
 def moment(text: str) -> datetime:
     """Read an instant in ISO 8601 with its offset."""
     try:
-        found = datetime.fromisoformat(text)
+        instant = datetime.fromisoformat(text)
     except ValueError:
         raise ArgumentTypeError(
             f"{text!r} is no instant; write it as 2026-03-07T00:00:00Z"
         ) from None
-    if found.tzinfo is None:
+    if instant.tzinfo is None:
         raise ArgumentTypeError(
-            f"{text!r} has no offset; write it as {found.isoformat()}Z, or with +01:00"
+            f"{text!r} has no offset; write it as {instant.isoformat()}Z, or with +01:00"
         )
-    if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+    if not _FIRST_YEAR <= instant.year <= _LAST_YEAR:
         raise ArgumentTypeError(f"{text!r} is not within the years {_FIRST_YEAR} to {_LAST_YEAR}")
-    return found.astimezone(UTC)
+    return instant.astimezone(UTC)
 
 
 def task_id(text: str) -> uuid.UUID:

@@ -46,7 +46,7 @@ from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules import recompute
 from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll
-from django_durable_tasks.schedules.misfires import Choice, ChosenFire, choose, effective
+from django_durable_tasks.schedules.misfires import Choice, choose, effective
 from django_durable_tasks.schedules.options import CHOICES, COLUMNS, KINDS, columns
 from django_durable_tasks.schedules.schedule_cache import (
     Calendars,
@@ -431,7 +431,8 @@ def _simulated(draft: ScheduleDraft, start: datetime, now: datetime) -> dict[str
             break
     runs, late = [], list[datetime]()
     for chosen in (chosen for choice in choices for chosen in choice.runs):
-        if _is_too_late(row, chosen, now):
+        expires_in = None if row.expires_in is None else timedelta(seconds=row.expires_in)
+        if expires_in is not None and chosen.planned.at + expires_in <= now:
             late.append(chosen.planned.nominal)
             continue
         fire = _fire(draft, chosen.planned)
@@ -459,11 +460,6 @@ def _simulated(draft: ScheduleDraft, start: datetime, now: datetime) -> dict[str
         "next": None if following is None else _fire(draft, following),
         "complete": watermark >= now,
     }
-
-
-def _is_too_late(row: RecurringTask, chosen: ChosenFire, now: datetime) -> bool:
-    expires_in = row.expires_in
-    return expires_in is not None and chosen.planned.at + timedelta(seconds=expires_in) <= now
 
 
 def _result_text(title: str, result: dict[str, Any], row: RecurringTask) -> str:

@@ -242,18 +242,18 @@ def list_rows(options: Options, out: Output) -> int:
         refuse("No task is STARTING: a workflow run is. `durable list workflows` shows them.")
     if kind == "workflows" and status is not None and status not in _OF_RUNS:
         refuse(f"No workflow run is {status}: give one of {', '.join(_OF_RUNS)}.")
-    found = listing.rows(options)
+    queryset = listing.rows(options)
     if listing.key is None:
-        rows = [listing.row(row) for row in found[: options["limit"]]]
+        rows = [listing.row(row) for row in queryset[: options["limit"]]]
         return out.emit(rows, table(listing.columns, rows))
     if after is not None:
         if not isinstance(after, listing.key):
             refuse(f"--after {listing.key_is}.")
-        found = found.filter(pk__lt=after)
-    found = filtered(found, options, listing.lookups).order_by("-pk")
+        queryset = queryset.filter(pk__lt=after)
+    queryset = filtered(queryset, options, listing.lookups).order_by("-pk")
     rows = [
         {name: hidden(value) for name, value in listing.row(row).items()}
-        for row in found[: options["limit"]]
+        for row in queryset[: options["limit"]]
     ]
     return out.page(rows, listing.columns, options)
 

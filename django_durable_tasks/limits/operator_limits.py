@@ -5,7 +5,7 @@ Called by the admin and the command line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
@@ -133,9 +133,10 @@ def remove_limit(scope: str) -> bool:
     return bool(removed)
 
 
-def waiting_for(scope: str) -> int:
-    """Return the number of tasks that wait for a scope."""
-    return tasks().waiting_for_scope(scope).count()
+def waiting_for(scopes: Iterable[str]) -> dict[str, int]:
+    """Return the number of tasks that wait for each of these scopes, if it is not 0."""
+    waiting = tasks().waiting_for_limit().filter(waiting_for_limit__in=list(scopes)).order_by()
+    return dict(waiting.values_list("waiting_for_limit").annotate(number=Count("pk")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,10 +160,6 @@ class Mode:
     help: Any
 
 
-def _valid(_values: Mapping[str, Any]) -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operation:
     """One operation: its title, its permission, its fields and its function.
@@ -215,7 +211,7 @@ class Operation:
     only_if_chosen: Q | None = None
     left_out: Any = ""
     group_by: tuple[str, ...] = ()
-    check: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=_valid)
+    check: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=lambda _values: {})
     not_in_admin: str = ""
     not_in_command: str = ""
     not_in_api: str = ""

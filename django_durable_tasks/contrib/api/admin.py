@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.admin import display, filters, staff_tenants, tenants
 from django_durable_tasks.admin.actions import action_of, form_fields, who
 from django_durable_tasks.admin.audit_entries import PAGES
-from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.contrib.api import access, quotas
 from django_durable_tasks.contrib.api.models import ApiKey, StaffTenant
 from django_durable_tasks.contrib.api.values import (
@@ -195,7 +195,7 @@ _STATE = display.column(
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(ScreenAdmin):
+class ApiKeyAdmin(DurableModelAdmin):
     """API keys."""
 
     named_by = ("name", "mode", "identifier")

@@ -16,7 +16,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
-from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
@@ -91,7 +91,7 @@ def _shown_destination(row: NotificationSetting, separator: str) -> str:
 
 
 @admin.register(NotificationSetting)
-class NotificationSettingAdmin(ScreenAdmin):
+class NotificationSettingAdmin(DurableModelAdmin):
     """Notification settings."""
 
     named_by = ("name",)

@@ -13,6 +13,9 @@ from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
 
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.models import Tenant
+
 APP = "django_durable_tasks"
 _number = itertools.count(1)
 
@@ -36,6 +39,14 @@ def staff(*permissions: str) -> Client:
 def operator(name: str = "ann") -> Client:
     """Return a client logged in as a superuser."""
     return _browser(User.objects.create_superuser(name))
+
+
+def limited_staff(tenant: Tenant, name: str = "bob") -> Client:
+    """Return a client of a staff user with all permissions who is limited to one tenant."""
+    user = User.objects.create_user(name, is_staff=True)
+    user.user_permissions.set(Permission.objects.all())
+    access.assign_staff(tenant, name)
+    return _browser(user)
 
 
 def _browser(user: User) -> Client:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, time, timedelta
+from datetime import date, time
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.models import Calendar, CalendarDay, RecurringTask, Tenant
 from django_durable_tasks.schedules import calendars
 from django_durable_tasks.schedules.schedule_cache import business_days
-from tests.database.admin.site import act, list_of, messages_of, operator, page_of, staff, text
+from tests.database.admin.site import act, list_of, messages_of, page_of, text
 from tests.factories import a_tenant
 from tests.project import tasks
 
@@ -36,12 +36,6 @@ SUMMARY:Outing
 END:VEVENT
 END:VCALENDAR
 """
-
-
-@pytest.fixture
-def ann() -> Client:
-    """Return a client logged in as a superuser."""
-    return operator()
 
 
 def _post(client: Client, row: Calendar | None = None, **given: Any) -> Any:
@@ -259,29 +253,3 @@ def test_with_several_tenants_the_calendar_gets_the_chosen_tenant(ann: Client) -
     assert _post(ann).context["form"].errors["tenant"]
     _post(ann, tenant=tenant.slug)
     assert Calendar.objects.get().tenant_id == tenant.pk
-
-
-def test_each_page_needs_its_own_permission() -> None:
-    row = calendars.upsert("office")
-    edit = reverse("admin:django_durable_tasks_calendar_edit", args=[row.pk])
-    looker = staff("view_calendar")
-    assert looker.get(page_of(row)).context["buttons"] == []
-    assert [looker.get(one).status_code for one in (reverse(ADD), edit)] == [403, 403]
-    assert staff("view_calendar", "add_calendar").get(reverse(ADD)).status_code == 200
-    assert staff("view_calendar", "change_calendar").get(edit).status_code == 200
-    act(staff("view_calendar", "add_calendar", "change_calendar"), "delete", row)
-    assert Calendar.objects.exists()
-    act(staff("view_calendar", "delete_calendar"), "delete", row)
-    assert not Calendar.objects.exists()
-
-
-def test_the_list_needs_as_many_statements_for_one_calendar_as_for_fifty(
-    ann: Client, django_assert_max_num_queries: Any
-) -> None:
-    for number in range(50):
-        calendars.upsert(
-            f"office{number}", days=[CHRISTMAS, SpecialDay(CHRISTMAS.day + timedelta(days=1))]
-        )
-    ann.get(list_of("calendar"))
-    with django_assert_max_num_queries(12):
-        assert "Mon, Tue, Wed, Thu, Fri" in text(ann.get(list_of("calendar")))

@@ -8,17 +8,15 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_durable_tasks.contrib.api import access
 from django_durable_tasks.contrib.metrics import charts
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.store.clock import database_now
-from tests.database.admin.site import list_of, operator, staff, text
+from tests.database.admin.site import limited_staff, list_of, staff, text
 from tests.database.metrics.counting import a_minute
 from tests.factories import a_paused_queue
 
@@ -35,11 +33,6 @@ def metrics(settings: Any) -> None:
 @pytest.fixture
 def now() -> datetime:
     return database_now()
-
-
-@pytest.fixture
-def ann() -> Client:
-    return operator()
 
 
 def _open(client: Client, **query: str) -> Any:
@@ -141,15 +134,6 @@ def test_names_are_escaped(ann: Client, now: datetime) -> None:
     assert "&lt;script&gt;" in page
 
 
-def _limited(tenant: Tenant) -> Client:
-    user = User.objects.create_user("bob", is_staff=True)
-    user.user_permissions.set(Permission.objects.all())
-    access.assign_staff(tenant, "bob")
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 def test_a_limited_user_sees_the_counts_of_assigned_tenants_only(
     now: datetime, settings: Any
 ) -> None:
@@ -157,7 +141,7 @@ def test_a_limited_user_sees_the_counts_of_assigned_tenants_only(
     acme, globex = (Tenant.objects.create(slug=slug, name=slug) for slug in ("acme", "globex"))
     for number, tenant in enumerate((0, acme.pk, globex.pk), start=1):
         a_minute(now, number, tenant=tenant, queue=f"queue-{tenant}", name=f"task-{tenant}")
-    bob = _limited(acme)
+    bob = limited_staff(acme)
     for query in ({}, {"queue": f"queue-{globex.pk}"}, {"name": f"task-{globex.pk}"}):
         answer = _open(bob, **query)
         expected = "No attempt ended" if query else "SUCCESS 2"
@@ -168,7 +152,7 @@ def test_a_limited_user_sees_the_counts_of_assigned_tenants_only(
 
 def test_a_limited_user_is_told_that_tenants_are_not_counted(now: datetime) -> None:
     a_minute(now)
-    shown = text(_open(_limited(Tenant.objects.create(slug="acme", name="acme"))))
+    shown = text(_open(limited_staff(Tenant.objects.create(slug="acme", name="acme"))))
     assert "METRICS_TENANTS is not set" in shown
     assert "SUCCESS" not in shown
 

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task, TaskDependency
-from tests.database.admin.site import list_of, messages_of, operator, page_of, text
+from tests.database.admin.site import messages_of, page_of, text
 from tests.database.admin.workflow_runs import a_diamond
 from tests.database.dependencies.worker_and_leader import (
     fail,
@@ -32,12 +32,6 @@ pytestmark = pytest.mark.django_db
 
 ADD = "admin:django_durable_tasks_taskdependency_add"
 REMOVE = "admin:django_durable_tasks_graph_unlink"
-
-
-@pytest.fixture
-def ann() -> Client:
-    """Return a client logged in as a superuser."""
-    return operator("ann")
 
 
 def add(client: Client, task: Any, upstream: Any, *, look: bool = False, **given: str) -> Any:
@@ -210,19 +204,3 @@ def test_the_page_of_a_dependency_offers_removal_while_its_task_waits(ann: Clien
     fail(of(run, "top"))
     resolve_all()
     assert ann.get(page_of(edge)).context["buttons"] == []
-
-
-def test_dependencies_are_not_written_or_deleted_past_the_engine(ann: Client) -> None:
-    run = a_diamond()
-    edge = TaskDependency.objects.get(task=of(run, "left").pk)
-    delete = reverse("admin:django_durable_tasks_taskdependency_delete", args=[edge.pk])
-    assert ann.post(delete, {"post": "yes"}).status_code == 403
-    answer = ann.post(
-        list_of("taskdependency"),
-        {"action": "delete_selected", "_selected_action": [str(edge.pk)], "post": "yes"},
-    )
-    assert answer.status_code in (302, 200)
-    assert ann.post(page_of(edge), {"dependency_type": "MUST_FAIL"}).status_code == 403
-    assert ann.post(page_of(run), {"status": "SUCCESS"}).status_code == 403
-    edge.refresh_from_db()
-    assert (edge.dependency_type, TaskDependency.objects.count()) == ("MUST_SUCCEED", 4)

@@ -11,9 +11,8 @@ import pytest
 from django.urls import reverse
 
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.models import Task
-from tests.database.admin.site import act, list_of, operator, page_of, staff
-from tests.database.notifications.sending import SETTINGS, a_setting, a_webhook
+from tests.database.admin.site import list_of, operator, page_of
+from tests.database.notifications.sending import SETTINGS, a_webhook
 
 pytestmark = pytest.mark.django_db
 SECRET = "https://hooks.slack.com/services/T0/B0/hunter2"
@@ -75,21 +74,6 @@ def test_a_refused_value_is_shown_as_a_message() -> None:
     page = ann.post(reverse(ADD), _form(destination="ops@example.org"), follow=True)
     assert "NOTIFICATION_EMAIL_ALLOW" in page.content.decode()
     assert not NotificationSetting.objects.exists()
-
-
-def test_a_test_is_sent_and_settings_are_deleted_by_actions() -> None:
-    ann, row = operator(), a_setting()
-    act(ann, "test", row)
-    assert Task.objects.get().kwargs["setting"] == row.pk
-    act(ann, "delete", row, reason="old")
-    assert not NotificationSetting.objects.exists()
-
-
-def test_a_reader_can_neither_add_nor_change() -> None:
-    reader, row = staff("view_notificationsetting"), a_setting()
-    assert reader.get(page_of(row)).status_code == 200
-    assert reader.get(reverse(ADD)).status_code == 403
-    assert reader.post(page_of(row), _form()).status_code == 403
 
 
 def test_the_list_warns_while_notifications_are_off(settings: Any) -> None:

@@ -18,7 +18,7 @@ from django_durable_tasks.models import (
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.celery_settings import celery_configured
-from tests.database.admin.site import list_of, operator, page_of, staff, text
+from tests.database.admin.site import list_of, page_of, staff, text
 from tests.factories import (
     a_dead_letter,
     a_node,
@@ -31,12 +31,6 @@ from tests.factories import (
 pytestmark = pytest.mark.django_db
 
 OVERVIEW = "admin:django_durable_tasks_overview"
-
-
-@pytest.fixture
-def ann() -> Client:
-    """Return a client logged in as a superuser."""
-    return operator()
 
 
 @pytest.mark.parametrize("status", list(Status))

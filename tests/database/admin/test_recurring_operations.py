@@ -14,16 +14,10 @@ from django.urls import reverse
 
 from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.store.clock import database_now
-from tests.database.admin.site import act, messages_of, operator, page_of, text
+from tests.database.admin.site import act, messages_of, page_of, text
 from tests.database.recurring.schedules import a_schedule, at, fire
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def ann() -> Client:
-    """Return a client logged in as a superuser."""
-    return operator()
 
 
 def _url(row: RecurringTask, name: str) -> str:
@@ -70,18 +64,6 @@ def test_a_pause_may_end_automatically_and_a_resume_may_catch_up_at_a_pace(ann: 
     _do(ann, row, "resume", run_missed="on", pace="7.5")
     row = _now(row)
     assert (row.status, row.catchup_pace, row.next_run_at) == ("ACTIVE", 7.5, at(0))
-
-
-def test_a_schedule_is_snoozed_and_ended(ann: Client) -> None:
-    row = a_schedule()
-    _do(ann, row, "snooze", until=_ahead())
-    assert (_now(row).status, _now(row).status_reason) == ("PAUSED", "SNOOZED")
-    _do(ann, row, "cancel", reason="nobody reads it")
-    assert (_now(row).status, _now(row).status_reason) == ("CANCELLED", "nobody reads it")
-    page = ann.get(page_of(row))
-    assert page.context["buttons"] == []
-    assert "It has ended (nobody reads it) and never fires again." in text(page)
-    assert _do(ann, row, "pause", reason="x").status_code == 404
 
 
 def test_a_double_click_triggers_once(ann: Client) -> None:
@@ -147,12 +129,6 @@ def test_a_backfill_without_fire_times_is_refused_with_the_reason(ann: Client) -
     assert not LogEntry.objects.exists()
 
 
-def test_a_paused_schedule_cannot_be_snoozed(ann: Client) -> None:
-    row = a_schedule()
-    row.pause("no money")
-    assert _do(ann, row, "snooze", until=_ahead()).status_code == 404
-
-
 def test_a_fire_time_is_skipped_moved_and_restored(ann: Client) -> None:
     row = RecurringTask.objects.upsert(
         name="daily", task="tests.project.tasks.noop", cron="0 9 * * *"
@@ -202,10 +178,3 @@ def test_several_schedules_are_paused_resumed_and_ended_from_the_list(ann: Clien
     assert "Nothing would change" in text(act(ann, "resume", *rows[:2]))
     act(ann, "cancel", *rows, reason="over")
     assert RecurringTask.objects.filter(status="CANCELLED").count() == 3
-
-
-def test_an_unknown_operation_and_an_unknown_schedule_are_not_found(ann: Client) -> None:
-    row = a_schedule()
-    assert ann.get(_url(row, "explode")).status_code == 404
-    RecurringTask.objects.unguarded().all().delete()
-    assert ann.get(_url(row, "pause")).status_code == 404

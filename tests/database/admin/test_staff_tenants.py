@@ -5,11 +5,11 @@ The tests read the URL patterns of the admin, so that a new page is tried too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
@@ -26,8 +26,15 @@ from django_durable_tasks.models import (
     Tenant,
     WorkflowRun,
 )
-from tests.database.admin.full_tenant import MODELS, SCREENS, SHARED, a_full_tenant, shared_rows
-from tests.database.admin.site import act, list_of, page_of
+from tests.database.admin.full_tenant import (
+    MODEL_ADMINS,
+    MODELS,
+    SHARED,
+    a_full_tenant,
+    pages_of,
+    shared_rows,
+)
+from tests.database.admin.site import act, limited_staff, list_of, page_of
 from tests.factories import a_paused_queue
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("open_notifications")]
@@ -48,30 +55,7 @@ def globex() -> dict[str, Any]:
 @pytest.fixture
 def limited(acme: dict[str, Any]) -> Client:
     """Return a client of a user with all permissions who is limited to one tenant."""
-    user = User.objects.create_user("ann", is_staff=True)
-    user.user_permissions.set(Permission.objects.all())
-    access.assign_staff(acme["tenant"], "ann")
-    client = Client()
-    client.force_login(user)
-    return client
-
-
-def _pages(rows: dict[str, Any]) -> Iterator[str]:
-    """Yield the address of every page about these rows."""
-    for screen in SCREENS:
-        model = str(screen.opts.model_name)
-        if model in SHARED:
-            continue
-        row = rows[model]
-        for pattern in screen.urls:
-            text = str(pattern.pattern)
-            ids = {"object_id": row.pk, "edge_id": row.pk}
-            for name, value in {**ids, "name": "cancel", "ending": "svg"}.items():
-                for kind in ("path", "uuid", "int", "str", "slug"):
-                    text = text.replace(f"<{kind}:{name}>", str(value))
-            assert "<" not in text, text
-            if str(row.pk) in text:
-                yield f"{list_of(model)}{text}"
+    return limited_staff(acme["tenant"], "ann")
 
 
 def _state() -> list[Any]:
@@ -88,11 +72,11 @@ def _state() -> list[Any]:
     ]
 
 
-def test_every_screen_names_its_tenant_or_is_refused(limited: Client) -> None:
+def test_every_model_admin_names_its_tenant_or_is_refused(limited: Client) -> None:
     shared_rows()
-    for screen in SCREENS:
-        model = str(screen.opts.model_name)
-        assert (screen.tenant_path is None) == (model in SHARED), model
+    for model_admin in MODEL_ADMINS:
+        model = str(model_admin.opts.model_name)
+        assert (model_admin.tenant_path is None) == (model in SHARED), model
         answer = limited.get(list_of(model))
         assert answer.status_code == (403 if model in SHARED else 200), model
     index = limited.get(reverse("admin:app_list", args=["django_durable_tasks"]))
@@ -102,7 +86,13 @@ def test_every_screen_names_its_tenant_or_is_refused(limited: Client) -> None:
 
 def test_a_page_of_another_tenant_does_not_exist(limited: Client, globex: dict[str, Any]) -> None:
     before, tried = _state(), 0
-    for address in _pages(globex):
+    tenants = [
+        model_admin for model_admin in MODEL_ADMINS if model_admin.opts.model_name not in SHARED
+    ]
+    pages = [
+        pages_of(model_admin, globex[str(model_admin.opts.model_name)]) for model_admin in tenants
+    ]
+    for address in itertools.chain(*pages):
         for method in (limited.get, limited.post):
             answer = method(address, {"reason": "because"} if method == limited.post else {})
             missing = answer.status_code in (403, 404, 405) or (
@@ -156,11 +146,11 @@ def test_no_list_and_no_page_shows_a_name_of_another_tenant(
 
 def test_no_action_changes_a_row_of_another_tenant(limited: Client, globex: dict[str, Any]) -> None:
     before = _state()
-    for screen in SCREENS:
-        model = str(screen.opts.model_name)
+    for model_admin in MODEL_ADMINS:
+        model = str(model_admin.opts.model_name)
         if model in SHARED:
             continue
-        names = [one.__name__ for one in screen.actions or () if callable(one)]
+        names = [one.__name__ for one in model_admin.actions or () if callable(one)]
         for name in [*names, "delete_selected"]:
             act(limited, name, globex[model], reason="because")
     act(limited, "cancel", globex["waiting"])

@@ -173,33 +173,3 @@ def test_a_rejection_needs_a_comment_and_ends_downstream_tasks(ann: Client) -> N
     done = do(ann, task, "reject", reason="no budget")
     assert "pay BLOCKED CANCELLED" in changes(done)
     assert statuses(task, of(run, "ship")) == ["CANCELLED", "SKIPPED"]
-
-
-def test_a_task_is_held_and_released(ann: Client) -> None:
-    task = a_task()
-    do(ann, task, "hold", reason="wait for the price list")
-    assert statuses(task) == ["BLOCKED"]
-    page = ann.get(page_of(task))
-    assert "It is on hold, requested by ann: wait for the price list" in text(page)
-    assert "End the hold…" in {str(button["title"]) for button in page.context["buttons"]}
-    do(ann, task, "unhold")
-    assert statuses(task)[0] in ("PENDING", "QUEUED")
-
-
-def test_a_branch_is_cancelled_and_retried_from_its_head(ann: Client) -> None:
-    run = a_diamond()
-    succeed(of(run, "top"))
-    resolve_all()
-    left = of(run, "left")
-    assert {move.split()[0] for move in changes(ann.post(address(left, "cancel_branch")))} == {
-        "left",
-        "bottom",
-    }
-    do(ann, left, "cancel_branch")
-    assert statuses(left, of(run, "bottom"), of(run, "right"))[:2] == ["CANCELLED", "CANCELLED"]
-    resolve_all()
-    do(ann, left, "replay_from")
-    assert statuses(left)[0] in ("PENDING", "QUEUED")
-    assert statuses(of(run, "bottom")) == ["BLOCKED"]
-    resolve_all()
-    assert not recount()

@@ -136,18 +136,6 @@ def test_a_step_skipped_because_of_a_failure_is_not_offered_to_run_alone(
     assert ("replay" in offered["left"], "replay" in offered["bottom"]) == (True, False)
 
 
-def test_an_unknown_operation_or_object_is_not_found(ann: Client) -> None:
-    run = a_diamond()
-    assert ann.post(address(run, "explode")).status_code == 404
-    assert ann.post(address(of(run, "top"), "explode")).status_code == 404
-    for kind, other, name in (
-        ("workflowrun", of(run, "top"), "cancel"),
-        ("task", run, "hold"),
-    ):
-        here = reverse(f"admin:django_durable_tasks_{kind}_do", args=[other.pk, name])
-        assert ann.get(here).status_code == 404
-
-
 WRITES = ("UPDATE", "INSERT", "DELETE", "SAVEPOINT", "LOCK")
 
 

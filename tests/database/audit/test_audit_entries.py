@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from django_durable_tasks import audit
 from django_durable_tasks.audit import CHANGES_MAX_BYTES, acting, recorded
@@ -33,96 +32,50 @@ from django_durable_tasks.operations.operation import OPERATIONS
 from django_durable_tasks.tasks import operator_actions
 from tests.database.api.client import a_tenant
 from tests.database.dependencies.worker_and_leader import succeed
-from tests.database.operations.cases import WHO, entries_of
-from tests.database.recurring.schedules import START, a_schedule, at, fire
+from tests.database.operations.cases import CASES, WHO, entries_of
+from tests.database.recurring.schedules import a_schedule, at, fire
 from tests.factories import a_task, many_tasks
 from tests.project.tasks import add, echo, noop
 
 pytestmark = pytest.mark.django_db
-_LATER = timedelta(days=1)
 
 
-def _replay_letters() -> Any:
-    a_task("FAILED")
-    return entries_of(lambda: DeadLetter.objects.replay(**WHO))
-
-
-def _discard_letters() -> Any:
-    a_task("FAILED")
-    return entries_of(lambda: DeadLetter.objects.discard(**WHO))
-
-
-def _on_tasks(status: str, method: str, *given: Any, **fields: Any) -> Callable[[], Any]:
-    def perform() -> Any:
-        found = Task.objects.filter(pk=a_task(status, **fields).pk)
-        return entries_of(lambda: getattr(found, method)(*given, **WHO))
-
-    return perform
-
-
-def _on_key(method: str, *given: Any) -> Callable[[], Any]:
-    def perform() -> Any:
-        a_task(key="k")
-        return entries_of(lambda: getattr(Task.objects, method)("k", *given, **WHO))
-
-    return perform
-
-
-def _on_schedule(method: str, *given: Any, **more: Any) -> Callable[[], Any]:
-    def perform() -> Any:
-        row = a_schedule("audited", cron="0 9 * * *")
-        if method == "resume":
-            row.pause("first")
-        if method == "withdraw":
-            row.override(given[0], "SKIP")
-        return entries_of(lambda: getattr(row, method)(*given, **more, **WHO))
-
-    return perform
-
-
-def _resume_queue() -> Any:
-    QueueControl.objects.pause("audited")
-    return entries_of(lambda: QueueControl.objects.resume("audited", **WHO))
-
-
-def _remove_calendar() -> Any:
-    Calendar.objects.upsert("office")
-    return entries_of(lambda: Calendar.objects.remove("office", **WHO))
-
-
-_FIRE = (timezone.now() + 2 * _LATER).replace(hour=9, minute=0, second=0, microsecond=0)
-_PUBLIC: dict[tuple[Any, str], Callable[[], Any]] = {
-    (TaskQuerySet, "replay"): _on_tasks("FAILED", "replay"),
-    (TaskQuerySet, "retry"): _on_tasks(
-        "PENDING", "retry", failures=1, due_at=timezone.now() + _LATER
-    ),
-    (TaskQuerySet, "cancel"): _on_tasks("PENDING", "cancel"),
-    (TaskQuerySet, "force_complete"): _on_tasks("FAILED", "force_complete"),
-    (TaskQuerySet, "reschedule"): _on_tasks("PENDING", "reschedule", timezone.now() + _LATER),
-    (TaskManager, "cancel"): _on_key("cancel"),
-    (TaskManager, "reschedule"): _on_key("reschedule", timezone.now() + _LATER),
-    (DeadLetterQuerySet, "replay"): _replay_letters,
-    (DeadLetterQuerySet, "discard"): _discard_letters,
-    (QueueControlManager, "pause"): lambda: entries_of(
-        lambda: QueueControl.objects.pause("audited", **WHO)
-    ),
-    (QueueControlManager, "resume"): _resume_queue,
-    (CalendarManager, "upsert"): lambda: entries_of(
-        lambda: Calendar.objects.upsert("office", **WHO)
-    ),
-    (CalendarManager, "remove"): _remove_calendar,
-    (RecurringTaskManager, "upsert"): lambda: entries_of(
-        lambda: RecurringTask.objects.upsert(name="new", task=noop, interval=60, **WHO)
-    ),
-    (RecurringTask, "pause"): _on_schedule("pause"),
-    (RecurringTask, "resume"): _on_schedule("resume"),
-    (RecurringTask, "cancel"): _on_schedule("cancel"),
-    (RecurringTask, "snooze"): _on_schedule("snooze", timezone.now() + _LATER),
-    (RecurringTask, "trigger_now"): _on_schedule("trigger_now"),
-    (RecurringTask, "backfill"): _on_schedule("backfill", START, at(days=2)),
-    (RecurringTask, "override"): _on_schedule("override", _FIRE, "SKIP"),
-    (RecurringTask, "withdraw"): _on_schedule("withdraw", _FIRE),
+_TASK_ACTIONS = ("replay", "retry", "cancel", "force_complete", "reschedule")
+_OF_SCHEDULES = {
+    **{name: name for name in ("pause", "resume", "cancel", "snooze", "backfill", "override")},
+    "trigger_now": "run_now",
+    "withdraw": "remove_override",
 }
+_PUBLIC: dict[tuple[Any, str], str] = {
+    **{(TaskQuerySet, name): f"tasks.{name}" for name in _TASK_ACTIONS},
+    **{(TaskManager, name): f"tasks.{name}" for name in ("cancel", "reschedule")},
+    **{(DeadLetterQuerySet, name): f"dead_letters.{name}" for name in ("replay", "discard")},
+    **{(QueueControlManager, name): f"queue.{name}" for name in ("pause", "resume")},
+    (CalendarManager, "upsert"): "calendar.save",
+    (CalendarManager, "remove"): "calendar.delete",
+    (RecurringTaskManager, "upsert"): "schedule.save",
+    **{(RecurringTask, name): f"schedule.{key}" for name, key in _OF_SCHEDULES.items()},
+}
+"""The operation of each public method."""
+
+
+def _called(owner: Any, name: str, key: str) -> Any:
+    """Call the public method as the case of its operation is performed."""
+    if owner is RecurringTaskManager:
+        new: dict[str, Any] = {"name": "new", "task": noop, "interval": 60}
+        return entries_of(lambda: RecurringTask.objects.upsert(**new, **WHO))
+    found: Any = a_task(key="k") if owner is TaskManager else CASES[key].make()
+    call: Any = getattr(found, name, None)
+    if owner is TaskManager:
+        call = partial(getattr(Task.objects, name), "k")
+    elif owner in (TaskQuerySet, DeadLetterQuerySet):
+        call = getattr(type(found).objects.filter(pk=found.pk), name)
+    elif owner in (QueueControlManager, CalendarManager):
+        manager: Any = QueueControl.objects if owner is QueueControlManager else Calendar.objects
+        call = partial(getattr(manager, name), getattr(found, "name", found))
+    return entries_of(lambda: call(**CASES[key].values, **WHO))
+
+
 _OWNERS = (
     TaskQuerySet,
     TaskManager,
@@ -151,8 +104,9 @@ def test_the_tests_cover_every_public_method() -> None:
 
 @pytest.mark.parametrize("method", _PUBLIC, ids=lambda one: f"{one[0].__name__}.{one[1]}")
 def test_each_public_method_has_one_entry(method: tuple[Any, str]) -> None:
-    (entry,) = _PUBLIC[method]()
+    (entry,) = _called(*method, _PUBLIC[method])
     assert (entry.actor, entry.reason, entry.source) == ("ada", "a test", AuditSource.CODE)
+    assert entry.operation == _PUBLIC[method]
     assert entry.before or entry.after
 
 

@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from django_durable_tasks import audit
 from django_durable_tasks.models import AuditEntry, QueueControl, Task
-from tests.database.admin.site import act, list_of, operator, page_of, staff
+from tests.database.admin.site import list_of, operator, page_of, staff
 from tests.database.api.client import ADD, SETTINGS, ApiClient, a_client, a_tenant, call
-from tests.database.commands.durable_command import durable, json_of
+from tests.database.commands.durable_command import json_of
 from tests.factories import a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
@@ -31,15 +31,6 @@ def _newest() -> AuditEntry:
     return found
 
 
-def test_an_action_of_the_admin_records_user_and_address() -> None:
-    ann, row = operator("ann"), a_task()
-    act(ann, "cancel", row, reason="not needed")
-    entry = _newest()
-    assert (entry.source, entry.actor, entry.address) == ("ADMIN", "ann", "127.0.0.1")
-    assert (entry.operation, entry.object_id) == ("tasks.cancel", str(row.pk))
-    assert entry.reason == "not needed"
-
-
 def test_a_changed_tenant_has_an_entry() -> None:
     ann, tenant = operator("ann"), a_tenant("acme")
     page = ann.get(page_of(tenant))
@@ -49,12 +40,6 @@ def test_a_changed_tenant_has_an_entry() -> None:
     entry = _newest()
     assert (entry.operation, entry.actor, entry.tenant_id) == ("tenant.save", "ann", tenant.pk)
     assert (entry.before, entry.after) == ({"name": "Acme"}, {"name": "New"})
-
-
-def test_a_command_records_the_user_of_the_system_and_by() -> None:
-    row = a_task()
-    assert durable("cancel", row.pk, "--by", "ada", "--reason", "not needed").code == 0
-    assert (_newest().source, _newest().actor) == ("COMMAND", "ada")
 
 
 def test_the_command_selects_entries_by_time() -> None:

@@ -18,8 +18,8 @@ from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.fields import is_free_text
+from tests.database.admin.full_tenant import MODEL_ADMINS, shared_rows
 from tests.database.admin.full_tenant import MODELS as PAGES
-from tests.database.admin.full_tenant import SCREENS, shared_rows
 from tests.database.admin.site import staff
 from tests.database.api.client import SETTINGS, a_client, a_tenant
 from tests.database.api.endpoints import SHARED, filled, methods, patterns, rows_of
@@ -84,7 +84,7 @@ def ids(settings: Any) -> dict[str, Any]:
 def test_no_page_of_the_admin_shows_a_secret(ids: dict[str, Any]) -> None:
     # Not to change them: the field of a form contains the text that it changes.
     viewer = staff(*(f"view_{name}" for name in PAGES))
-    for model_admin in SCREENS:
+    for model_admin in MODEL_ADMINS:
         label = f"{model_admin.opts.app_label}_{model_admin.opts.model_name}"
         addresses = [reverse(f"admin:{label}_changelist")]
         for row in model_admin.model._base_manager.all():

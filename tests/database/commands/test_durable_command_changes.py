@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import getpass
 import uuid
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import OPEN, Status
-from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
+from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_task, a_tenant, many_tasks
@@ -121,15 +120,6 @@ def test_every_filter_of_cancel_narrows() -> None:
         ]
 
 
-def test_tasks_are_selected_by_ids_or_by_filters_but_not_by_both_or_neither() -> None:
-    row = a_task()
-    for words in ((), (row.pk, "--queue", "test")):
-        for operation in ("cancel", "retry", "replay"):
-            answer = durable(operation, *words)
-            assert answer.code == 2
-            assert "either by their ids or by filters" in answer.err
-
-
 def test_many_tasks_are_changed_in_batches_with_progress(settings: Any) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "BATCH_SIZE": 2}
     many_tasks(5, queue="mail")
@@ -178,22 +168,6 @@ def test_a_status_filter_selects_ended_tasks_without_a_dead_letter_too() -> None
     assert (_status(expired), _status(failed)) == ("PENDING", "FAILED")
 
 
-def test_a_task_that_never_failed_is_not_retried() -> None:
-    row = a_task(due=3_600)
-    answer = durable("retry", row.pk, "--format", "json")
-    assert answer.code == 2
-    assert answer.data["left_alone"] == [{"id": str(row.pk), "why": "it is PENDING"}]
-
-
-def test_a_replay_closes_the_dead_letter_and_records_the_user() -> None:
-    row = a_task(Status.FAILED)
-    assert json_of("replay", row.pk, "--reason", "mended")["replayed"] == 1
-    letter = _letter(row)
-    assert (letter.resolution, letter.resolved_by, letter.comment) == ("REPLAYED", ME, "mended")
-    row.refresh_from_db()
-    assert (row.status, row.failures) == ("PENDING", 0)
-
-
 def test_the_id_of_a_dead_letter_selects_its_task() -> None:
     row = a_task(Status.FAILED)
     assert json_of("replay", _letter(row).pk)["replayed"] == 1
@@ -217,36 +191,6 @@ def test_filters_of_a_replay_select_open_dead_letters_only() -> None:
     assert _status(discarded) == "FAILED"
 
 
-def test_one_task_is_replayed_with_other_arguments() -> None:
-    row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
-    json_of("replay", row.pk, "--args", "[3]", "--kwargs", '{"right": 4}')
-    row.refresh_from_db()
-    assert (row.args, row.kwargs) == ([3], {"right": 4})
-
-
-def test_replaced_arguments_must_match_the_signature() -> None:
-    row = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
-    answer = durable("replay", row.pk, "--args", "[1, 2, 3]")
-    assert answer.code == 2
-    assert "tests.project.tasks.add" in answer.err
-    assert _status(row) == "FAILED"
-
-
-@pytest.mark.parametrize("words", [("--args", "{}"), ("--args", "[1"), ("--kwargs", "[]")])
-def test_replaced_arguments_must_be_json_of_the_right_type(words: tuple[str, ...]) -> None:
-    row = a_task(Status.FAILED)
-    assert "JSON" in durable("replay", row.pk, *words).err
-    assert _status(row) == "FAILED"
-
-
-def test_replaced_arguments_need_exactly_one_task() -> None:
-    rows = many_tasks(2, Status.FAILED)
-    for words in ((rows[0].pk, rows[1].pk), ("--queue", "test")):
-        answer = durable("replay", *words, "--args", "[1]")
-        assert answer.code == 2
-        assert "exactly one task" in answer.err
-
-
 @pytest.mark.django_db(transaction=True)
 def test_one_refused_task_does_not_block_the_others() -> None:
     held = a_task(Status.FAILED, key="post-42")
@@ -261,12 +205,6 @@ def test_one_refused_task_does_not_block_the_others() -> None:
 
 
 # Discard and force-complete -----------------------------------------------------------------------
-
-
-def test_a_discard_needs_a_reason() -> None:
-    row = a_task(Status.FAILED)
-    assert "--reason" in durable("discard", row.pk).err
-    assert _letter(row).resolved_at is None
 
 
 def test_a_discarded_dead_letter_records_user_and_reason() -> None:
@@ -293,16 +231,6 @@ def test_dead_letters_are_discarded_in_bulk_by_filters() -> None:
     assert DeadLetter.objects.open().count() == 1
 
 
-@pytest.mark.parametrize("status", [status for status in Status if status != Status.SUCCESS])
-def test_any_task_except_a_success_is_force_completed(status: Status) -> None:
-    row = a_task(status)
-    assert json_of("force-complete", row.pk, "--reason", "paid by hand")["completed"] == 1
-    row.refresh_from_db()
-    assert (row.status, row.reason) == ("SUCCESS", f"completed by {ME}: paid by hand")
-    assert TaskExecutionLog.objects.filter(task=row, error_message="paid by hand").exists()
-    assert not DeadLetter.objects.open().exists()
-
-
 def test_a_success_is_not_force_completed() -> None:
     row = a_task(Status.SUCCESS)
     assert durable("force-complete", row.pk).code == 2
@@ -313,11 +241,6 @@ def test_filters_that_select_nothing_change_nothing_and_exit_with_0() -> None:
     assert json_of("cancel", "--queue", "nowhere") == {"command": "cancel", "left_alone": []}
     assert durable("cancel", "--queue", "nowhere").out.strip() == "cancel: nothing changed"
     assert "nothing would change" in durable("cancel", "--queue", "nowhere", "--dry-run").out
-
-
-def test_the_age_of_a_task_does_not_matter_for_selection_by_id() -> None:
-    row = a_task(Status.FAILED, created_at=database_now() - timedelta(days=400))
-    assert json_of("replay", row.pk)["replayed"] == 1
 
 
 @pytest.mark.parametrize(

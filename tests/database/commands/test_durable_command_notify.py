@@ -80,11 +80,6 @@ def test_a_test_message_without_a_worker_names_what_to_check() -> None:
     assert "durable status" in found.out
 
 
-@pytest.mark.parametrize("name", [(), ("nobody",)])
-def test_a_setting_that_does_not_exist_is_refused(name: tuple[str, ...]) -> None:
-    assert durable("notify", "test", *name).code == 2
-
-
 def test_nothing_is_sent_while_notifications_are_off(settings: Any) -> None:
     a_setting()
     settings.DURABLE_TASKS = {}

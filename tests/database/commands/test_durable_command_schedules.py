@@ -15,9 +15,7 @@ from django_durable_tasks.models import (
     Calendar,
     CalendarDay,
     OccurrenceOverride,
-    OccurrenceRecord,
     RecurringTask,
-    Task,
 )
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from tests.database.commands.durable_command import durable, json_of
@@ -179,14 +177,6 @@ def test_ten_million_missed_fires_are_simulated_at_once() -> None:
     assert sum(gone["count"] for gone in found["left_out"]) + len(found["runs"]) == 181 * 86_400 + 1
 
 
-def test_an_outage_that_ends_before_it_begins_is_refused() -> None:
-    answer = durable(
-        "simulate", "--every", "1h", "--outage", "2026-03-08T00:00:00Z", "2026-03-07T00:00:00Z"
-    )
-    assert answer.code == 2
-    assert "its end 2026-03-07T00:00:00Z is before its begin" in answer.err
-
-
 def test_schedules_affected_by_a_clock_change_are_reported() -> None:
     a_schedule("nightly", **NIGHTLY, start_time=MARCH)
     a_schedule("skips", **NIGHTLY, dst_gap="SKIP", start_time=MARCH)
@@ -256,18 +246,3 @@ def test_a_change_of_the_zone_tables_is_listed() -> None:
     assert "moves" in durable("tzdata").out
     RecurringTask.objects.unguarded().update(tzdata_version=tzdata_version())
     assert "no stored fire moves" in durable("tzdata").out
-
-
-def test_reporting_subcommands_write_nothing() -> None:
-    a_schedule("nightly", **NIGHTLY, start_time=MARCH)
-    before = RecurringTask.objects.values().get()
-    for words in (
-        ("preview", "nightly"),
-        ("simulate", "nightly", *OUTAGE),
-        ("dst-report",),
-        ("tzdata",),
-    ):
-        assert durable(*words).code == 0
-    assert RecurringTask.objects.values().get() == before
-    assert not OccurrenceRecord.objects.exists()
-    assert not Task.objects.exists()

@@ -82,30 +82,6 @@ def test_its_dead_letters_are_shown() -> None:
     assert "EXHAUSTED" in durable("show", row.pk).out
 
 
-def test_secrets_are_masked_everywhere() -> None:
-    row = a_task(
-        Status.FAILED,
-        name="gone.task",
-        args=["hunter2"],
-        kwargs={"password": "hunter2"},
-        result={"token": "hunter2"},
-        last_error="password=hunter2",
-    )
-    a_log_row(row, error_message="password=hunter2", traceback="password = 'hunter2'")
-    for form in ("json", "table"):
-        assert "hunter2" not in durable("show", row.pk, "--format", form).out
-
-
-def test_a_missing_task_is_refused() -> None:
-    answer = durable("show", "0193b0e0-0000-7000-8000-000000000000")
-    assert answer.code == 2
-    assert "There is no task" in answer.err
-
-
-def test_an_invalid_id_is_a_usage_error() -> None:
-    assert "is not the id of a task" in durable("show", "17").err
-
-
 @pytest.mark.usefixtures("staffed")
 @pytest.mark.parametrize(
     ("status", "fields", "sentence"),

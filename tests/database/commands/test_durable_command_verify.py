@@ -85,15 +85,6 @@ def test_findings_without_automatic_repair_exit_with_1_after_a_repair() -> None:
     assert (finding["repaired"], finding["left"].startswith("Run `manage.py")) == ("", True)
 
 
-def test_an_unknown_check_and_an_invalid_limit_are_refused() -> None:
-    answer = durable("verify", "--only", "watermark")
-    assert (
-        answer.code,
-        "There is no check 'watermark'. Did you mean 'watermarks'?" in answer.err,
-    ) == (2, True)
-    assert "'0' is not a whole number of 1 or more" in durable("verify", "--limit", "0").err
-
-
 def test_a_limit_that_truncates_findings_is_reported() -> None:
     for _ in range(3):
         DAMAGES["dead-letters-missing"]()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import uuid
 from pathlib import Path
 
 import pytest
@@ -106,12 +105,6 @@ def test_without_the_app_of_diagrams_a_drawing_names_it(monkeypatch: pytest.Monk
     assert "django_durable_tasks.contrib.diagrams" in answer.err
 
 
-def test_an_unknown_graph_is_refused() -> None:
-    answer = durable("graph", uuid.uuid4())
-    assert answer.code == 2
-    assert "neither a workflow run nor a task" in answer.err
-
-
 # Whole workflows ----------------------------------------------------------------------------------
 
 
@@ -134,13 +127,6 @@ def test_a_workflow_is_cancelled_after_dry_run_or_confirmation() -> None:
     assert durable("cancel", "--workflow", run.pk, "--yes").code == 2
 
 
-def test_a_branch_is_cancelled() -> None:
-    run = _chain("first", "second", "third")
-    json_of("cancel", "--branch", of(run, "second").pk, "--yes")
-    assert statuses(of(run, "second"), of(run, "third")) == ["CANCELLED"] * 2
-    assert of(run, "third").reason == f"CANCELLED by {ME}"
-
-
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
@@ -158,38 +144,6 @@ def test_a_workflow_is_retried(words: tuple[str, ...], steps: list[str]) -> None
     resolve_all()
     assert WorkflowRun.objects.get().status == "RUNNING"
     assert not recount()
-
-
-def test_all_tasks_from_one_task_on_are_rerun() -> None:
-    run = _failed()
-    done = json_of("replay", "--from", of(run, "first").pk, "--yes")
-    assert {row["step"]: row["before"] for row in done["changed"]} == {
-        "first": "SUCCESS",
-        "second": "FAILED",
-        "third": "SKIPPED",
-    }
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("cancel", "--workflow", "{run}", "--queue", "mail"),
-        ("cancel", "--workflow", "{run}", "--branch", "{run}"),
-        ("replay", "--workflow", "{run}", "{run}"),
-        ("replay", "--mode", "ALL", "--queue", "mail"),
-        ("replay", "--from", "{run}", "--limit", "3"),
-        ("cancel", "--workflow", str(uuid.uuid4())),
-        ("replay", "--from", str(uuid.uuid4())),
-        ("replay", "--workflow", "{run}"),
-    ],
-)
-def test_contradicting_or_missing_selections_are_refused(words: tuple[str, ...]) -> None:
-    run = _chain("first", "second")
-    before = _dump()
-    answer = durable(*(word.format(run=run.pk) for word in words))
-    assert answer.code == 2
-    assert answer.err
-    assert _dump() == before
 
 
 # Single tasks -------------------------------------------------------------------------------------
@@ -219,38 +173,6 @@ def test_a_dry_run_of_force_complete_shows_the_consequences() -> None:
     assert {row["step"] for row in seen["would_change"]} == {"second", "third"}
     done = json_of("force-complete", of(run, "second").pk)
     assert (done["completed"], done["changed"]) == (1, seen["would_change"])
-
-
-def test_an_approval_is_given_or_refused() -> None:
-    run = _chain("first", approval="four eyes")
-    assert "first" in durable("approve", of(run, "first").pk, "--dry-run").out
-    assert statuses(of(run, "first")) == ["BLOCKED"]
-    json_of("approve", of(run, "first").pk, "--by", "ann", "--reason", "fine")
-    gate = TaskDependency.objects.get()
-    assert (gate.outcome, gate.resolved_by, gate.comment) == ("APPROVED", "ann", "fine")
-    answer = durable("reject", of(run, "first").pk)
-    assert answer.code == 2
-    assert "waits for no APPROVAL" in answer.err
-
-
-def test_a_rejected_task_ends_the_tasks_that_depend_on_it() -> None:
-    wf = Workflow("guarded")
-    wf.add(noop, step="low", after=wf.add(noop, step="high", approval="four eyes"))
-    run = wf.start()
-    done = json_of("reject", of(run, "high").pk, "--reason", "wrong month")
-    assert {row["step"]: row["after"] for row in done["changed"]} == {
-        "high": "CANCELLED",
-        "low": "SKIPPED",
-    }
-
-
-def test_a_task_is_held_and_released() -> None:
-    row = a_task()
-    json_of("hold", row.pk, "--reason", "month end")
-    assert statuses(row) == ["BLOCKED"]
-    assert durable("hold", row.pk).code == 2
-    json_of("unhold", row.pk)
-    assert statuses(row)[0] in WAITS
 
 
 def test_a_dependency_is_added_shown_refused_and_removed() -> None:
@@ -298,14 +220,6 @@ def test_workflows_are_listed_with_their_progress() -> None:
         row["name"] for row in json_of("list", "workflows", "--status", "RUNNING", "--limit", 5)
     ] == ["other"]
     assert "NAME" in durable("list", "workflows").out
-
-
-def test_an_unknown_status_is_refused() -> None:
-    assert "No workflow run is BLOCKED" in durable("list", "workflows", "--status", "BLOCKED").err
-    assert "No task is STARTING" in durable("list", "--status", "STARTING").err
-    assert (
-        "--queue does not narrow workflows" in durable("list", "workflows", "--queue", "mail").err
-    )
 
 
 def test_a_run_is_shown_with_its_progress_and_its_failures() -> None:

@@ -21,7 +21,7 @@ from django.db.models import Q
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.admin.readonly import ScreenAdmin
+from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.command.subcommand import Subcommand
 from django_durable_tasks.contrib.api import urls as api_urls
@@ -53,19 +53,22 @@ DJANGO_DELETES = {"limit", "tenant"}
 """Models with Django's own delete action. That of limits performs ``limit.remove``."""
 
 
-def _screens() -> list[ScreenAdmin]:
-    return [one for one in admin.site._registry.values() if isinstance(one, ScreenAdmin)]
+def _model_admins() -> list[DurableModelAdmin]:
+    return [one for one in admin.site._registry.values() if isinstance(one, DurableModelAdmin)]
 
 
-def _actions(screen: ScreenAdmin) -> dict[str, Operation | None]:
+def _actions(model_admin: DurableModelAdmin) -> dict[str, Operation | None]:
     return {
         one if isinstance(one, str) else one.__name__: getattr(one, "operation", None)
-        for one in screen.actions or ()
+        for one in model_admin.actions or ()
     }
 
 
-def _offered(screen: ScreenAdmin) -> set[Operation]:
-    return {*screen.operations, *(one for one in _actions(screen).values() if one is not None)}
+def _offered(model_admin: DurableModelAdmin) -> set[Operation]:
+    return {
+        *model_admin.operations,
+        *(one for one in _actions(model_admin).values() if one is not None),
+    }
 
 
 def _request(user: User) -> Any:
@@ -82,7 +85,7 @@ def _parsers() -> dict[str, argparse.ArgumentParser]:
 
 @pytest.mark.parametrize("key", OPERATIONS)
 def test_an_operation_is_offered_in_the_admin_or_gives_a_reason(key: str) -> None:
-    offered = any(OPERATIONS[key] in _offered(screen) for screen in _screens())
+    offered = any(OPERATIONS[key] in _offered(model_admin) for model_admin in _model_admins())
     assert offered != bool(OPERATIONS[key].not_in_admin)
 
 
@@ -229,7 +232,8 @@ def test_the_admin_does_the_same_as_python_for_a_user_with_the_permission(key: s
     user.user_permissions.set(all_.filter(own | Q(codename__startswith="view_")))
     entry, shape = _performed(key, lambda found: page(client, found, operation, "a test"))
     assert (entry.actor, entry.source) == ("ada", AuditSource.ADMIN)
-    assert entry.reason == ("a test" if operation.confirm else "")
+    has_form = operation.confirm or operation.target == Target.QUEUE
+    assert entry.reason == ("a test" if has_form else "")
     assert shape == _by_python(key, entry.reason)
 
 
@@ -240,6 +244,19 @@ def test_the_admin_refuses_an_operation_without_a_csrf_token(key: str) -> None:
     strict.force_login(User.objects.create_superuser("ada"))
     found = CASES[key].make()
     assert not entries_of(lambda: page(strict, found, OPERATIONS[key], "a test"))
+
+
+@pytest.mark.parametrize(
+    "key", [key for key, case in CASES.items() if case.page and OPERATIONS[key].statuses]
+)
+def test_a_page_does_not_perform_an_operation_that_the_status_does_not_allow(key: str) -> None:
+    page, found, operation = CASES[key].page, CASES[key].make(), OPERATIONS[key]
+    assert page is not None
+    statuses = {value for value, _title in found._meta.get_field("status").choices}
+    for status in statuses - set(operation.statuses):
+        type(found).objects.unguarded().filter(pk=found.pk).update(status=status)
+        client = operator(f"ada-{status}")
+        assert not entries_of(lambda: page(client, found, operation, "a test")), status  # noqa: B023
 
 
 _WITH_REASON = [key for key, one in OPERATIONS.items() if one.reason != Reason.OPTIONAL]
@@ -290,14 +307,14 @@ def test_an_operation_has_a_django_permission_unless_it_needs_a_shell(key: str) 
 
 def test_the_admin_has_no_other_actions_and_shows_the_titles_of_the_registry() -> None:
     everybody = User.objects.create_superuser("root")
-    for screen in _screens():
-        declared = _actions(screen)
-        for name, action in screen.get_actions(_request(everybody)).items():
+    for model_admin in _model_admins():
+        declared = _actions(model_admin)
+        for name, action in model_admin.get_actions(_request(everybody)).items():
             if name == "delete_selected":
-                assert screen.opts.model_name in DJANGO_DELETES
+                assert model_admin.opts.model_name in DJANGO_DELETES
                 continue
             operation = declared[name]
-            assert operation is not None, f"{screen}: {name}"
+            assert operation is not None, f"{model_admin}: {name}"
             assert OPERATIONS[operation.key] is operation
             title = action[2] if isinstance(action, tuple) else action.description
             assert str(title) == f"{operation.title}…"
@@ -310,10 +327,10 @@ def test_an_admin_action_needs_exactly_the_permission_of_its_operation() -> None
         given = Permission.objects.filter(_named(permission))
         views = Permission.objects.filter(codename__startswith="view_")
         user.user_permissions.set([*given, *views])
-        for screen in _screens():
-            operations = [one for one in _actions(screen).values() if one is not None]
+        for model_admin in _model_admins():
+            operations = [one for one in _actions(model_admin).values() if one is not None]
             permitted = {one.name for one in operations if one.permission == permission}
-            shown = set(screen.get_actions(_request(user))) - {"delete_selected"}
+            shown = set(model_admin.get_actions(_request(user))) - {"delete_selected"}
             assert shown == permitted
 
 
