@@ -460,27 +460,23 @@ def _respond_with_form(
             refuse(form, refused)
         else:
             if not looks:
-                return _done(model_admin, request, page, done, form.reason)
+                if done.changed:
+                    page.remember(request, operation.title, done.message, form.reason)
+                text: Any = done.message
+                if isinstance(done.value, Task):
+                    link = display.row_link("task", done.value.pk)
+                    text = format_html("Created task {}.", link)
+                # The name does not come first: the templates of the admin capitalize the first
+                # letter.
+                text = format_html("{}: {}", page.label, text) if page.label else text
+                level = messages.SUCCESS if done.changed else messages.WARNING
+                model_admin.message_user(request, text, level)
+                return HttpResponseRedirect(page.back)
             report = page.report(done.value) if page.report else None
     response: HttpResponse = model_admin.page(
         request, "operation", page.title, pending=page, form=form, look=LOOK, report=report
     )
     return response
-
-
-def _done(
-    model_admin: Any, request: HttpRequest, page: OperationPage, done: OperationResult, reason: str
-) -> HttpResponse:
-    if done.changed:
-        page.remember(request, page.operation.title, done.message, reason)
-    message: Any = done.message
-    if isinstance(done.value, Task):
-        message = format_html("Created task {}.", display.row_link("task", done.value.pk))
-    # The name does not come first: the templates of the admin capitalize the first letter.
-    text = format_html("{}: {}", page.label, message) if page.label else message
-    level = messages.SUCCESS if done.changed else messages.WARNING
-    model_admin.message_user(request, text, level)
-    return HttpResponseRedirect(page.back)
 
 
 def _respond_with_preview(

@@ -155,8 +155,7 @@ class CalendarForm(EditForm):
     """A calendar. The fields of IMPORTED are used by the import button and never saved."""
 
     name = forms.CharField(
-        max_length=200,
-        help_text=_("Schedules refer to this name. It cannot be changed later."),
+        max_length=200, help_text=_("Schedules refer to this name. It cannot be changed later.")
     )
     tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
     description = forms.CharField(required=False, max_length=500)

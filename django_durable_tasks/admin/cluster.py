@@ -123,16 +123,7 @@ class NodeAdmin(ReadOnlyAdmin):
     search_fields = ("name", "host")
     change_list_template = "admin/django_durable_tasks/node/change_list.html"
     fieldsets = (
-        section(
-            None,
-            "id",
-            ("name", "kind"),
-            "region",
-            state,
-            (_BEAT, "beats"),
-            _RUNNING,
-            _runs,
-        ),
+        section(None, "id", ("name", "kind"), "region", state, (_BEAT, "beats"), _RUNNING, _runs),
         section(
             _("Process"),
             ("host", "pid"),

@@ -92,7 +92,16 @@ def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
             )
         else:
             if confirmed:
-                return _added(model_admin, request, form, pair, report)
+                waits, awaited = dependencies_cell.title(task), dependencies_cell.title(upstream)
+                # The name does not come first: the templates of the admin capitalize the first
+                # letter.
+                kind, changed = form.cleaned_data["type"], actions.summed_up(report)
+                message = f"Now {waits} waits for {awaited} ({kind}). {changed}"
+                entry = f"Dependency on {upstream.pk} added. {message} {form.reason}".strip()
+                task_admin = model_admin.admin_site.get_model_admin(Task)
+                actions.remember(task_admin, request, [task.pk], entry)
+                model_admin.message_user(request, message)
+                return HttpResponseRedirect(display.page_of("task", task.pk))
             known = {one.pk: one for one in pair}
             shown = {
                 "previewed": True,
@@ -104,23 +113,6 @@ def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
     return model_admin.page(
         request, "taskdependency/add", title, form=form, do=actions.DO, back=back, **shown
     )
-
-
-def _added(
-    model_admin: Any,
-    request: HttpRequest,
-    form: DependencyForm,
-    pair: tuple[Task, Task],
-    report: Any,
-) -> HttpResponse:
-    task, upstream = pair
-    names = f"{dependencies_cell.title(task)} waits for {dependencies_cell.title(upstream)}"
-    # The name does not come first: the templates of the admin capitalize the first letter.
-    message = f"Now {names} ({form.cleaned_data['type']}). {actions.summed_up(report)}"
-    entry = f"Dependency on {upstream.pk} added. {message} {form.reason}".strip()
-    actions.remember(model_admin.admin_site.get_model_admin(Task), request, [task.pk], entry)
-    model_admin.message_user(request, message)
-    return HttpResponseRedirect(display.page_of("task", task.pk))
 
 
 def unlink_view(model_admin: Any, request: HttpRequest, edge_id: int) -> HttpResponse:

@@ -31,10 +31,7 @@ class OutcomeFilter(filters.AmongNewestFilter):
     of_one = ("schedule",)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [
-            ("unrun", _("missed or skipped")),
-            *((one.value, one.value) for one in FireOutcome),
-        ]
+        return [("unrun", _("missed or skipped")), *((one.value, one.value) for one in FireOutcome)]
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the entries with this outcome."""
@@ -121,10 +118,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
     """The ledger."""
 
     labels: ClassVar = {"created_at": _("recorded at")}
-    list_display = (
-        _at,
-        *(_schedule, _OUTCOME, _COUNT, _TASK, "reason", "term", "created_at"),
-    )
+    list_display = (_at, *(_schedule, _OUTCOME, _COUNT, _TASK, "reason", "term", "created_at"))
     list_filter = (OutcomeFilter, ScheduleFilter, filters.TenantFilter)
     sortable_by = ()
     reads_with_page = ("tenant",)

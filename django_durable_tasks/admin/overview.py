@@ -122,32 +122,6 @@ def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
     ]
 
 
-def _facts() -> dict[str, Any]:
-    problems = [problem for problem in (inspect.load_tasks(),) if problem]
-    seen = overview(registry.names())
-    broker = inspect.broker_problem()
-    if broker:
-        problems.insert(0, f"The broker does not answer from here: {broker}.")
-    workers = seen.alive(NodeKind.WORKER)
-    return {
-        "seen": seen,
-        "troubles": [*problems, *troubles(seen)],
-        "queues": rows_of(seen.depths, seen.now),
-        "totals": [
-            (
-                status,
-                list_of("task", status__exact=status),
-                f"{number}{'' if exact else '+'}",
-            )
-            for status, (number, exact) in totals(seen.depths).items()
-        ],
-        "due": shown_total(depth.due + depth.limited for depth in seen.depths),
-        "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
-        "workers": len(workers),
-        "concurrency": sum(node.concurrency for node in workers),
-    }
-
-
 def overview_view(model_admin: Any, request: HttpRequest) -> Any:
     """Show the overview to a user who sees all tenants."""
     if not model_admin.has_view_permission(request):
@@ -156,4 +130,23 @@ def overview_view(model_admin: Any, request: HttpRequest) -> Any:
         text = "The overview shows all tenants. You see only those assigned to you."
         model_admin.message_user(request, text)
         return HttpResponseRedirect(list_of("task"))
-    return model_admin.page(request, "overview", "Overview", **_facts())
+    problems = [problem for problem in (inspect.load_tasks(),) if problem]
+    seen = overview(registry.names())
+    broker = inspect.broker_problem()
+    if broker:
+        problems.insert(0, f"The broker does not answer from here: {broker}.")
+    workers = seen.alive(NodeKind.WORKER)
+    facts = {
+        "seen": seen,
+        "troubles": [*problems, *troubles(seen)],
+        "queues": rows_of(seen.depths, seen.now),
+        "totals": [
+            (status, list_of("task", status__exact=status), f"{number}{'' if exact else '+'}")
+            for status, (number, exact) in totals(seen.depths).items()
+        ],
+        "due": shown_total(depth.due + depth.limited for depth in seen.depths),
+        "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
+        "workers": len(workers),
+        "concurrency": sum(node.concurrency for node in workers),
+    }
+    return model_admin.page(request, "overview", "Overview", **facts)

@@ -45,10 +45,7 @@ _WHEN = ("cron", "interval", "rrule", "parts")
 FIELDSETS = (
     (_("What"), ("name", "tenant", "task", "args", "kwargs", "queue", "priority", "description")),
     (_("Fire times: any combination of these"), ("cron", "interval", "rrule", "parts")),
-    (
-        _("Time zone and calendars"),
-        ("timezone", "dst_gap", "dst_overlap", "calendar", "roll"),
-    ),
+    (_("Time zone and calendars"), ("timezone", "dst_gap", "dst_overlap", "calendar", "roll")),
     (_("Bounds"), ("start_time", "end_time", "max_runs", "jitter", "expires_in")),
     (
         _("When a fire time is late"),

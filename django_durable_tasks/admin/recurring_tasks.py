@@ -292,20 +292,20 @@ def _ledger_entries(request: HttpRequest, row: RecurringTask) -> list[dict[str, 
     entries = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
     newest = recurring_form.newest_entries(entries, LINES)
     statuses = recurring_form.statuses_of_tasks(newest)
-    return [_shown(entry, row.time_zone, statuses.get(entry.task_id)) for entry in newest]
-
-
-def _shown(entry: OccurrenceRecord, zone_name: str, status: str | None) -> dict[str, Any]:
-    last = entry.last_fire_time
-    return {
-        "line": entry,
-        "outcome": display.badge(entry.outcome, entry.outcome),
-        "at": recurring_form.local_of(entry.fire_time, zone_name),
-        "to": recurring_form.local_of(last, zone_name) if last else "",
-        "count": "" if entry.count == 1 else recurring_form.count_of(entry),
-        "task": recurring_form.task_link(entry, status),
-        "why": display.clean(entry.reason),
-    }
+    return [
+        {
+            "line": entry,
+            "outcome": display.badge(entry.outcome, entry.outcome),
+            "at": recurring_form.local_of(entry.fire_time, row.time_zone),
+            "to": recurring_form.local_of(entry.last_fire_time, row.time_zone)
+            if entry.last_fire_time
+            else "",
+            "count": "" if entry.count == 1 else recurring_form.count_of(entry),
+            "task": recurring_form.task_link(entry, statuses.get(entry.task_id)),
+            "why": display.clean(entry.reason),
+        }
+        for entry in newest
+    ]
 
 
 # The admin of schedules: next fires, last outcomes and actions.
@@ -425,11 +425,7 @@ class RecurringTaskAdmin(OwnFormAdmin):
     ordering = ("tenant_id", "name")
     search_fields = ("name",)
     search_help_text = _("A complete id, or a part of the name of the schedule or of its task.")
-    actions = (
-        action_of(lifecycle.pause),
-        action_of(lifecycle.resume),
-        action_of(lifecycle.cancel),
-    )
+    actions = (action_of(lifecycle.pause), action_of(lifecycle.resume), action_of(lifecycle.cancel))
     operations = page_operations = OPERATIONS
     change_form_template = "admin/django_durable_tasks/recurringtask/change_form.html"
     change_list_template = "admin/django_durable_tasks/recurringtask/change_list.html"

@@ -327,10 +327,7 @@ class TaskAdmin(NewestRowsAdmin):
         section(
             _("Ownership"),
             ("epoch", "publish_count"),
-            (
-                "run_id",
-                display.column(_("node"), lambda task: display.row_link("node", task.node)),
-            ),
+            ("run_id", display.column(_("node"), lambda task: display.row_link("node", task.node))),
             ("due_at", "lease_until"),
             ("crashes", "max_crashes"),
             ("on_orphan", "options"),

@@ -294,9 +294,7 @@ _FEW, _MOST = 10, 10_000
     argument("--start", type=moment, help="the first instant, included (default: now)"),
     argument("--end", type=moment, help="the last instant, included"),
     argument(
-        "--count",
-        type=count,
-        help=f"how many fires at most (default: {_FEW}, with --end {_MOST})",
+        "--count", type=count, help=f"how many fires at most (default: {_FEW}, with --end {_MOST})"
     ),
     argument("--previous", action="store_true", help="the fires before --start, the latest first"),
     argument(
@@ -591,8 +589,7 @@ def tzdata(options: Options, out: Output) -> int:
 
 
 @subcommand(
-    *NAMED,
-    argument("at", metavar="AT", type=moment, help="any instant, ISO 8601 with its offset"),
+    *NAMED, argument("at", metavar="AT", type=moment, help="any instant, ISO 8601 with its offset")
 )
 def explain(options: Options, out: Output) -> int:
     """Explain why a schedule did or did not run at an instant, or what it will do.

@@ -17,13 +17,7 @@ from django.db.models import Count, F
 
 from django_durable_tasks.audit import OBJECT_TYPES, masked_arguments, of_task
 from django_durable_tasks.celery.inspect import sentences
-from django_durable_tasks.choices import (
-    OPEN,
-    FireOutcome,
-    RecurringStatus,
-    Status,
-    WorkflowStatus,
-)
+from django_durable_tasks.choices import OPEN, FireOutcome, RecurringStatus, Status, WorkflowStatus
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.command.arguments import argument, count, letter_id, moment, task_id
 from django_durable_tasks.command.schedules import (

@@ -104,11 +104,7 @@ def republish(options: Options, out: Output) -> int:
     """
     selected = tasks() if options["all"] else tasks().filter(queue=options["queue"])
     result: publisher.Republished = perform(
-        publisher.republish_queued,
-        selected,
-        options,
-        dry_run=options["dry_run"],
-        progress=out.note,
+        publisher.republish_queued, selected, options, dry_run=options["dry_run"], progress=out.note
     ).value
     if options["dry_run"]:
         lines = [f"{queue}: {number} messages" for queue, number in result.queued.items()]

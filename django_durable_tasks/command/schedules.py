@@ -140,11 +140,7 @@ def snooze(options: Options, out: Output) -> int:
     ),
     one_of(
         argument(
-            "--skip",
-            action="store_const",
-            const=Action.SKIP,
-            dest="action",
-            help="Do not run it.",
+            "--skip", action="store_const", const=Action.SKIP, dest="action", help="Do not run it."
         ),
         argument(
             "--move", metavar="INSTANT", type=moment, dest="move_to", help="Run it at this time."

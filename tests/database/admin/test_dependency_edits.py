@@ -119,8 +119,7 @@ def test_another_tenants_task_a_started_task_and_a_duplicate_dependency_are_refu
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("type", "MUST_WIN"), ("policy", "PANIC"), ("reason", "x" * 151)],
+    ("field", "value"), [("type", "MUST_WIN"), ("policy", "PANIC"), ("reason", "x" * 151)]
 )
 def test_an_invalid_choice_is_refused(ann: Client, field: str, value: str) -> None:
     given: dict[str, Any] = {field: value}

@@ -19,14 +19,7 @@ from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.celery_settings import celery_configured
 from tests.database.admin.site import list_of, page_of, staff, text
-from tests.factories import (
-    a_dead_letter,
-    a_node,
-    a_paused_queue,
-    a_task,
-    a_tenant,
-    many_tasks,
-)
+from tests.factories import a_dead_letter, a_node, a_paused_queue, a_task, a_tenant, many_tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -62,9 +55,7 @@ def test_tenants_are_created_and_renamed_but_never_deleted(ann: Client) -> None:
     )
 
 
-def test_a_paused_queue_without_nodes_is_the_reason_why_a_task_does_not_run(
-    ann: Client,
-) -> None:
+def test_a_paused_queue_without_nodes_is_the_reason_why_a_task_does_not_run(ann: Client) -> None:
     a_paused_queue("test", reason="the printer burns")
     content = text(ann.get(page_of(a_task(due=-60))))
     assert "Queue test was paused by anna (the printer burns)" in content

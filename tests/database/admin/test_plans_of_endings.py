@@ -19,11 +19,7 @@ from tests.database.db.test_query_plans import _fill
 from tests.database.pages import Touched, touched_by
 from tests.factories import a_task, a_tenant, many_tasks
 
-pytestmark = [
-    pytest.mark.postgresql,
-    pytest.mark.django_db,
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.postgresql, pytest.mark.django_db, pytest.mark.timeout(300)]
 MANY, NEWEST = 50_000, 100
 FEW, BOUND = 800, 20 * NEWEST
 """Pages for rows that an index finds; pages for reading the newest rows twice, with their tasks."""

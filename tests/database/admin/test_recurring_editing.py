@@ -256,9 +256,7 @@ def test_a_refused_edit_keeps_the_stored_values(ann: Client) -> None:
     assert RecurringTask.objects.values().get() == before
 
 
-def test_a_schedule_of_an_unregistered_task_can_be_edited(
-    ann: Client,
-) -> None:
+def test_a_schedule_of_an_unregistered_task_can_be_edited(ann: Client) -> None:
     row = a_schedule("report")
     RecurringTask.objects.unguarded().filter(pk=row.pk).update(task="another.release")
     row.refresh_from_db()

@@ -19,8 +19,8 @@ from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.workflows import operations
 from tests.database.admin.site import list_of, page_of, staff, text
-from tests.database.admin.workflow_runs import a_diamond
-from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, succeed
+from tests.database.admin.workflow_runs import a_diamond, a_diamond_that_failed
+from tests.database.dependencies.worker_and_leader import fail, of, resolve_all
 from tests.factories import a_task, a_tenant
 from tests.project.tasks import noop
 
@@ -32,11 +32,7 @@ def _found(ann: Client, model: str, **asked: str) -> set[Any]:
 
 
 def test_the_list_of_runs_shows_progress_in_words_beside_the_bar(ann: Client) -> None:
-    run = a_diamond(key="nightly-7", tenant=a_tenant(name="Acme"))
-    succeed(of(run, "top"))
-    resolve_all()
-    fail(of(run, "left"))
-    resolve_all()
+    a_diamond_that_failed(key="nightly-7", tenant=a_tenant(name="Acme"))
     page = ann.get(list_of("workflowrun"))
     content = text(page)
     assert "diamond" in content
@@ -88,11 +84,7 @@ def test_whole_runs_and_sub_workflows_are_distinguished(ann: Client) -> None:
 
 
 def test_dependencies_are_listed_with_their_resolution(ann: Client) -> None:
-    run = a_diamond(tenant=a_tenant(name="Acme"))
-    succeed(of(run, "top"))
-    resolve_all()
-    fail(of(run, "left"))
-    resolve_all()
+    run = a_diamond_that_failed(tenant=a_tenant(name="Acme"))
     content = text(ann.get(list_of("taskdependency")))
     for word in (
         "top",
@@ -166,11 +158,7 @@ def test_the_page_of_a_run_draws_its_graph_with_links_to_the_tasks(ann: Client) 
 
 
 def test_the_tasks_of_a_run_show_what_they_wait_for_and_why_they_ended(ann: Client) -> None:
-    run = a_diamond()
-    succeed(of(run, "top"))
-    resolve_all()
-    fail(of(run, "left"))
-    resolve_all()
+    run = a_diamond_that_failed()
     page = ann.get(page_of(run))
     lines = {line["task"].step: line for line in page.context["tasks"]}
     assert list(lines) == ["top", "left", "right", "bottom"]
@@ -273,11 +261,7 @@ def test_a_diagram_can_be_downloaded(ann: Client, ending: str, kind: str, begins
 
 
 def test_the_page_of_a_task_shows_its_workflow_its_neighbours_and_its_cause(ann: Client) -> None:
-    run = a_diamond()
-    succeed(of(run, "top"))
-    resolve_all()
-    fail(of(run, "left"))
-    resolve_all()
+    run = a_diamond_that_failed()
     page = ann.get(page_of(of(run, "bottom")))
     body, content = page.content.decode(), text(page)
     assert page_of(run) in body

@@ -123,9 +123,7 @@ def test_all_selected_tasks_are_sent_in_one_form_field(ann: Client) -> None:
     assert {move.split()[0] for move in changes(done)} == {"left", "right"}
 
 
-def test_a_step_skipped_because_of_a_failure_is_not_offered_to_run_alone(
-    ann: Client,
-) -> None:
+def test_a_step_skipped_because_of_a_failure_is_not_offered_to_run_alone(ann: Client) -> None:
     run = a_failed_diamond()
     offered = {
         step: {

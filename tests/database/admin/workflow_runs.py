@@ -6,6 +6,7 @@ from typing import Any
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.models import WorkflowRun
+from tests.database.dependencies.worker_and_leader import fail, of, resolve_all, succeed
 from tests.project.tasks import echo, noop
 
 
@@ -16,3 +17,15 @@ def a_diamond(name: str = "diamond", **given: Any) -> WorkflowRun:
     left, right = wf.add(noop, after=top, step="left"), wf.add(noop, after=top, step="right")
     wf.add(noop, after=[left, right], step="bottom")
     return wf.start(**given)
+
+
+def a_diamond_that_failed(**given: Any) -> WorkflowRun:
+    """Return a diamond whose left task failed, so that its bottom task was skipped. The right task
+    waits.
+    """
+    run = a_diamond(**given)
+    succeed(of(run, "top"))
+    resolve_all()
+    fail(of(run, "left"))
+    resolve_all()
+    return run

@@ -16,11 +16,7 @@ from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant
 from tests.database.pages import touched_by
 from tests.factories import a_task
 
-pytestmark = [
-    pytest.mark.postgresql,
-    pytest.mark.django_db,
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.postgresql, pytest.mark.django_db, pytest.mark.timeout(300)]
 ENTRIES, MOST = 100_000, 1_000
 TABLE = "durable_tasks_audit_entry"
 _ROWS = f"""

@@ -11,12 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.models import (
-    Calendar,
-    CalendarDay,
-    OccurrenceOverride,
-    RecurringTask,
-)
+from django_durable_tasks.models import Calendar, CalendarDay, OccurrenceOverride, RecurringTask
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from tests.database.commands.durable_command import durable, json_of
 from tests.database.recurring.schedules import a_schedule

@@ -96,11 +96,7 @@ def test_its_dead_letters_are_shown() -> None:
         (Status.RUNNING, {"due": -5}, "Its worker missed its heartbeats"),
         (Status.SUCCESS, {}, "It is done"),
         (Status.FAILED, {}, "It failed: all of its attempts have been made"),
-        (
-            Status.CANCELLED,
-            {"reason": "CANCELLED by ann"},
-            "It was cancelled: CANCELLED by ann",
-        ),
+        (Status.CANCELLED, {"reason": "CANCELLED by ann"}, "It was cancelled: CANCELLED by ann"),
         (Status.SKIPPED, {"reason": "DUPLICATE"}, "It was skipped: DUPLICATE"),
         (Status.EXPIRED, {}, "It expired: no worker started it"),
         (Status.BLOCKED, {}, "It waits for 1 other task or person"),

@@ -324,10 +324,7 @@ CASES: dict[str, Case] = {
         page=_graph,
     ),
     "tasks.force_run": Case(
-        make=_second(),
-        command="force-run {key}",
-        api="POST /tasks/{key}/force-run",
-        page=_chosen,
+        make=_second(), command="force-run {key}", api="POST /tasks/{key}/force-run", page=_chosen
     ),
     "tasks.force_complete_in_graph": Case(
         make=lambda: of(_chain(), "first"), command="force-complete {key}", page=_chosen

@@ -349,9 +349,7 @@ def test_a_changing_subcommand_has_the_titles_and_the_confirmation_of_its_operat
 
 
 @pytest.mark.parametrize("subcommand", READING, ids=lambda one: one.name)
-def test_a_subcommand_without_operations_writes_nothing(
-    subcommand: Subcommand,
-) -> None:
+def test_a_subcommand_without_operations_writes_nothing(subcommand: Subcommand) -> None:
     a_task()
     a_schedule("nightly-report")
     options = {
