@@ -278,7 +278,9 @@ class Settings:
 
     # The HTTP API, HTTP callbacks and messages to other programs.
     API: bool = value(
-        False, "Answer requests to the HTTP API. Otherwise each of its addresses answers 404."
+        False,
+        "Answer requests to the HTTP API, which needs `django_durable_tasks.contrib.api`. Otherwise"
+        " each of its addresses answers 404.",
     )
     API_SESSIONS: bool = value(
         False,
@@ -306,7 +308,7 @@ class Settings:
         " 'runs_per_day' of each of them 1,440, 'calendars' 100, and 'requests' of the HTTP API"
         " 6000/m (None: no limit); the others are without limit. The quotas apply to what is"
         " created through the HTTP API and by schedules, and all but 'requests' not to the default"
-        " tenant.",
+        " tenant. Needs `django_durable_tasks.contrib.api`.",
         partial(check_mapping, of="quotas to numbers"),
     )
     HTTP_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(

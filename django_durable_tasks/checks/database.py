@@ -37,12 +37,27 @@ def check_database(
     product = connection.display_name
     if product not in OLDEST or version < OLDEST[product]:
         return [FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")]
-    found = [*_inexact_columns(connection), *_encoding(connection)]
+    found = [*_inexact_columns(connection), *_encoding(connection), *_left_limits(connection)]
     if connection.vendor == "mysql":
         return [*found, *_isolation(connection)]
     if connection.vendor == "postgresql":
         return [*found, *_isolation_of_atomic(connection, settings.DATABASE)]
     return [*found, *_sqlite(connection)] if connection.vendor == "sqlite" else found
+
+
+_API = "django_durable_tasks.contrib.api"
+_LIMITING = ("durable_tasks_staff_tenant", "durable_tasks_tenant_quota")
+
+
+def _left_limits(connection: Any) -> Iterator[CheckMessage]:
+    """Find limits of users and tenants that nothing enforces, because the app was removed."""
+    if apps.is_installed(_API):
+        return
+    for table in {*_LIMITING} & {*connection.introspection.table_names()}:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT 1 FROM {connection.ops.quote_name(table)} LIMIT 1")  # noqa: S608 - a constant
+            if cursor.fetchone() is not None:
+                yield FINDINGS["E024"](table=table, app=_API)
 
 
 def exact_columns() -> dict[str, set[str]]:

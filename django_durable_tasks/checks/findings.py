@@ -141,6 +141,11 @@ _TEXTS: dict[str, _Texts] = {
         "PostgreSQL: create the database with ENCODING 'UTF8'. MySQL, MariaDB: write 'charset':"
         " 'utf8mb4' in OPTIONS of this entry of DATABASES.",
     ),
+    "E024": _Texts(
+        "{table} has rows, and {app} is not installed: limits of staff users and quotas of tenants"
+        " do not apply.",
+        "Add {app!r} to INSTALLED_APPS. If they are to end, delete the rows of the table.",
+    ),
     "W001": _Texts(
         "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers"
         " waiting messages repeatedly (the duplicates are ignored, but each costs a statement).",

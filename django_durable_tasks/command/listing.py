@@ -465,6 +465,7 @@ _LEDGER = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason
 def _show_schedule(row: RecurringTask, out: Output) -> int:
     """Show the row, its next fires, its overrides and the last entries of its ledger."""
     facts = {**facts_of(row, "declaration"), "schedule": _in_words(row.timetable)}
+    facts |= masked_arguments(row.task, row.args, row.kwargs)
     fires, facts["problem"] = [], ""
     try:
         upcoming = explain.upcoming(row, _FEW_FIRES, database_now())

@@ -385,7 +385,7 @@ def sync(options: Options, out: Output) -> int:
     ]
     cut = [f"\n{row['name']}\n  {row['what']}" for row in rows if cell(row["what"]).endswith("...")]
     out.emit(data, "\n".join([table(_SYNC, rows, "every schedule is as it is declared"), *cut]))
-    if not only_shown and any(step.act in NOTHING_DONE for step in steps):
+    if any(step.act in NOTHING_DONE for step in steps):
         return REFUSED
     return UNHEALTHY if options["check"] and steps else OK
 

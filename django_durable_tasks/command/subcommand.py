@@ -321,6 +321,6 @@ def filtered(queryset: QuerySet[Any], options: Options, lookups: Mapping[str, st
 
 
 def tenant_named(slug: str) -> Tenant:
-    """Return the tenant with this slug, with its quotas; refuses if there is none."""
-    tenants = Tenant.objects.using(database()).select_related("quota")
-    return tenants.filter(slug=slug).first() or refuse(f"There is no tenant {slug!r}.")
+    """Return the tenant with this slug; refuses if there is none."""
+    tenants = Tenant.objects.using(database()).filter(slug=slug)
+    return tenants.first() or refuse(f"There is no tenant {slug!r}.")

@@ -70,6 +70,10 @@ call_command("check")
 call_command("migrate", verbosity=0)
 call_command("durable", "list")
 call_command("run_scheduler", "--once")
+try:
+    call_command("durable", "calendars", "delete", "--name", "office", "--tenant", "default")
+except SystemExit as ended:
+    assert ended.code == 2  # there is no such calendar
 tables = {name for name in connection.introspection.table_names() if name.startswith("durable")}
 assert len(tables) == (26 if WITH_API else 20), tables
 loaded = [name for name in sys.modules if name.startswith("django_durable_tasks.contrib.")]

@@ -100,10 +100,6 @@ def _unlimited() -> str:
     return escape(text if len(found) <= _SHOWN else f"{text} {more}")
 
 
-admin.site.unregister(Tenant)
-
-
-@admin.register(Tenant)
 class TenantAdmin(tenants.TenantAdmin):
     """Tenants with their quotas and staff users."""
 
@@ -157,6 +153,12 @@ class TenantAdmin(tenants.TenantAdmin):
                 )
         except InvalidOption as refused:
             self.message_user(request, str(refused), messages.ERROR)
+
+
+# Unless the project has removed or replaced the admin of the core.
+if type(admin.site._registry.get(Tenant)) is tenants.TenantAdmin:
+    admin.site.unregister(Tenant)
+    admin.site.register(Tenant, TenantAdmin)
 
 
 PAGES["API key"] = ApiKey

@@ -93,7 +93,8 @@ def quota(options: Options, out: Output) -> int:
         quota acme --reset
     """
     tenant = tenant_named(options["tenant"])
-    if any(value not in (None, False) for value in values(options, quotas.set_quotas).values()):
+    given = values(options, quotas.set_quotas).values()
+    if any(value is not None and value is not False for value in given):
         out.note(perform(quotas.set_quotas, tenant, options).message)
         tenant = tenant_named(options["tenant"])
     rate = quotas.tenant_quotas(tenant).requests

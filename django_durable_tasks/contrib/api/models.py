@@ -125,7 +125,7 @@ class StaffTenant(GuardedModel):
 
     instead: ClassVar[str] = (
         "Use `manage.py durable staff` or the page of the tenant in the admin, which call"
-        " staff.assign(...) and staff.unassign(...)."
+        " access.assign_staff(...) and access.unassign_staff(...)."
     )
 
     id = models.BigAutoField(primary_key=True)

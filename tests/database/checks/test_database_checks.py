@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core import checks as django_checks
 from django.core.checks import Tags
 from django.db import NotSupportedError, connections
@@ -16,8 +17,10 @@ from django.utils.module_loading import import_string
 
 from django_durable_tasks import registry
 from django_durable_tasks.checks import OLDEST, check_database
+from django_durable_tasks.contrib.api import access
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.checks import check_unsent_notifications
+from tests.database.api.client import a_tenant
 from tests.database.notifications.sending import a_setting
 
 pytestmark = pytest.mark.django_db
@@ -30,6 +33,16 @@ def _ids(**options: Any) -> list[str]:
 
 def test_the_database_of_this_run_passes() -> None:
     assert _ids(databases=["default"]) == []
+
+
+def test_limits_of_staff_users_that_are_left_without_their_app_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_durable_tasks.checks.database._API", "an.app.that.was.removed")
+    assert _ids(databases=["default"]) == []
+    User.objects.create_user("ann", is_staff=True)
+    access.assign_staff(a_tenant("acme"), "ann")
+    assert _ids(databases=["default"]) == ["E024"]
 
 
 def test_enabled_settings_of_notifications_that_are_off_are_reported(settings: Any) -> None:

@@ -281,10 +281,11 @@ def test_a_long_reason_is_printed_completely(settings: Any) -> None:
     assert "Did you mean 'tests.project.tasks.noop'?" in durable("sync").out
 
 
-def test_a_conflict_sets_the_exit_code() -> None:
+@pytest.mark.parametrize("option", [(), ("--dry-run",), ("--check",)])
+def test_a_conflict_sets_the_exit_code(option: tuple[str, ...]) -> None:
     a_schedule()
     _declare()
-    answer = durable("sync")
+    answer = durable("sync", *option)
     assert (answer.code, "made by hand" in answer.out) == (2, True)
     assert durable("sync", "--adopt").code == 0
 
