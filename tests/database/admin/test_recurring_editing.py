@@ -38,7 +38,8 @@ NEW = {
 }
 
 
-def _add(client: Client, **given: Any) -> Any:
+def add_schedule(client: Client, **given: Any) -> Any:
+    """Send the form of a new schedule with these values."""
     return client.post(reverse(ADD), _as_shown(None, **{**NEW, **given}))
 
 
@@ -56,11 +57,11 @@ def _as_shown(row: RecurringTask | None, **given: Any) -> dict[str, Any]:
 
 
 def test_a_preview_writes_nothing_and_saving_creates_the_schedule(ann: Client) -> None:
-    looked = _add(ann, _look="1")
+    looked = add_schedule(ann, _look="1")
     assert len(looked.context["fires"]) == 10
     assert "Saved now, it would fire at" in text(looked)
     assert not RecurringTask.objects.exists()
-    answer = _add(ann)
+    answer = add_schedule(ann)
     row = RecurringTask.objects.get()
     assert answer["Location"] == page_of(row)
     assert messages_of(answer) == ["Schedule report is saved. Past fire times do not fire."]
@@ -123,7 +124,7 @@ def test_every_field_is_saved_to_its_column(ann: Client) -> None:
         RecurringForm(tenants=Tenant.objects.filter(pk=DEFAULT_TENANT_ID), secrets=True).fields
     )
     Calendar.objects.unguarded().create(name="berlin")
-    _add(ann, **{name: text for name, (text, _) in EVERY_FIELD.items()}, **OTHERS)
+    add_schedule(ann, **{name: text for name, (text, _) in EVERY_FIELD.items()}, **OTHERS)
     row = RecurringTask.objects.get()
     kinds = [next(iter(part)) for part in row.timetable]
     assert kinds == ["cron", "cron", "interval", "rrule", "at"]
@@ -165,7 +166,7 @@ REFUSED = [
 def test_errors_are_shown_at_their_field_and_nothing_is_written(
     ann: Client, field: str, given: dict[str, Any], expected: str, button: str
 ) -> None:
-    page = _add(ann, **{**given, button: "1"})
+    page = add_schedule(ann, **{**given, button: "1"})
     assert page.status_code == 200
     assert list(page.context["form"].errors) == [field]
     assert expected in text(page)
@@ -174,7 +175,7 @@ def test_errors_are_shown_at_their_field_and_nothing_is_written(
 
 def test_adding_a_schedule_with_an_existing_name_is_refused(ann: Client) -> None:
     row = a_schedule("report")
-    page = _add(ann)
+    page = add_schedule(ann)
     assert page.context["form"].errors["name"] == ["A schedule with this name already exists."]
     row.refresh_from_db()
     assert row.task == "tests.project.tasks.noop"
@@ -268,8 +269,8 @@ def test_a_schedule_of_an_unregistered_task_can_be_edited(ann: Client) -> None:
 
 def test_with_several_tenants_the_schedule_gets_the_chosen_tenant(ann: Client) -> None:
     tenant = a_tenant()
-    assert _add(ann).context["form"].errors["tenant"]
-    _add(ann, tenant=tenant.slug)
+    assert add_schedule(ann).context["form"].errors["tenant"]
+    add_schedule(ann, tenant=tenant.slug)
     assert RecurringTask.objects.get().tenant_id == tenant.pk
 
 
@@ -295,11 +296,11 @@ def test_an_ended_schedule_cannot_be_edited(ann: Client) -> None:
 
 
 def test_a_paused_schedule_may_never_fire(ann: Client) -> None:
-    page = _add(ann, cron="0 0 31 2 *", paused="on", _look="1")
+    page = add_schedule(ann, cron="0 0 31 2 *", paused="on", _look="1")
     assert page.context["form"].errors == {}
     assert page.context["fires"] == []
     assert "Saved and resumed now, it would fire at" in text(page)
-    assert _add(ann, cron="0 0 31 2 *", paused="on").status_code == 302
+    assert add_schedule(ann, cron="0 0 31 2 *", paused="on").status_code == 302
     row = RecurringTask.objects.get()
     assert row.status == "PAUSED"
     assert ann.get(page_of(row)).status_code == 200

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from django.urls import reverse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.schedules import trigger
 from tests.database.admin.site import operator
-from tests.database.admin.test_recurring_editing import ADD as ADD_PAGE
-from tests.database.admin.test_recurring_editing import NEW
+from tests.database.admin.test_recurring_editing import add_schedule
 from tests.database.api.client import ADD, ApiClient
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +64,7 @@ def test_an_operator_may_use_the_name_again_unless_code_declares_it(
     row = RecurringTask.objects.upsert(name="report", task=ADD, args=[1, 2], interval=60)
     RecurringTask.objects.unguarded().update(source=source)
     row.cancel()
-    operator().post(reverse(ADD_PAGE), NEW)
+    add_schedule(operator())
     names = RecurringTask.objects.order_by("status").values_list("status", "name")
     ended = f"report (ended, {row.pk})"
     expected = (

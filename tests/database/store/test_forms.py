@@ -62,8 +62,8 @@ BY_DESIGN = {
     "scheduler.notify_on_commit.database_notifies": "says which databases have notifications",
     "cluster.status._connections_allowed": "SQLite has no limit of connections",
     "workflows.operations._lock_timeout": "limits a wait, which only another connection can see",
-    "tenants.idempotent_requests._uncommitted": "sees the row of another connection",
-    "tenants.idempotent_requests._inserted_first": "chooses the order of two statements",
+    "contrib.api.idempotent_requests._uncommitted": "sees the row of another connection",
+    "contrib.api.idempotent_requests._inserted_first": "chooses the order of two statements",
 }
 """Why the forms of a function differ. Tests of its package cover it."""
 
@@ -577,13 +577,13 @@ def _an_audited_operation() -> Act:
     return act
 
 
-@of("tenants.quotas._moved")
+@of("contrib.api.quotas._moved")
 def _request_rates() -> Act:
     tenant, rate, now = a_tenant(), RequestRate(2, 60), database_now()
     return lambda: [quotas.admit_requests(tenant.pk, rate, now) for _ in range(3)]
 
 
-@of("tenants.access._with_tenant")
+@of("contrib.api.access._with_tenant")
 def _a_key() -> Act:
     now = database_now()
     issued = access.create_key(a_tenant(), "program", ["read"], now=now)
@@ -596,8 +596,8 @@ def _a_key() -> Act:
 
 
 @of(
-    "tenants.idempotent_requests._inserted",
-    "tenants.idempotent_requests._store",
+    "contrib.api.idempotent_requests._inserted",
+    "contrib.api.idempotent_requests._store",
     "audit.insert_entries",
 )
 def _a_repeated_request() -> Act:
