@@ -216,15 +216,19 @@ def _copied(new_edges: Sequence[NewEdge]) -> Iterator[bytes]:
 
 
 def sub_workflows_of(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRun]]:
-    """Return the runs of all sub-workflows, at any depth, for each of these runs; one statement."""
+    """Return the runs of all sub-workflows, at any depth, for each of these runs; one statement.
+
+    Only their ids and parents are read, because a workflow may have thousands.
+    """
     inside: dict[uuid.UUID | None, list[WorkflowRun]] = defaultdict(list)
     roots = {row.root for row in rows}
-    for part in workflow_runs().filter(root__in=roots, parent__isnull=False).order_by("pk"):
+    parts = workflow_runs().filter(root__in=roots, parent__isnull=False).order_by("pk")
+    for part in parts.only("pk", "parent"):
         inside[part.parent].append(part)
     found = {row.pk: list(inside[row.pk]) for row in rows}
-    for parts in found.values():
-        for part in parts:
-            parts += inside[part.pk]
+    for below in found.values():
+        for part in below:
+            below += inside[part.pk]
     return found
 
 

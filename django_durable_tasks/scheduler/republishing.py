@@ -120,8 +120,9 @@ class Republishing(PeriodicThread):
             return
         nothing = list[_Published]()
         queues = self._steps.attempt(_READING, self._comparison.read, nothing, _TIME_LIMIT)
-        read_starts = partial(self._comparison.read_starts, queues)
-        self._steps.attempt(_READING_STARTS, read_starts, None, _TIME_LIMIT)
+        if any(published.overdue for published in queues):
+            read_starts = partial(self._comparison.read_starts, queues)
+            self._steps.attempt(_READING_STARTS, read_starts, None, _TIME_LIMIT)
         took = time.monotonic() - began
         self._compare_at = began + max(_INTERVAL, _PAUSE_PER_READ * took)
         for published in queues:
@@ -253,8 +254,6 @@ class Comparison:
         """Read when the tasks that run now were published, if that was once. What is later than now
         was written by a clock that was ahead.
         """
-        if not any(published.overdue for published in queues):
-            return
         latest = self._now + timedelta(seconds=SKEW_MAX)
         self._started = {
             queue: {level: at for level, at in self._started.get(queue, {}).items() if at <= latest}
