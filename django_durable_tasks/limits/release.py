@@ -143,20 +143,19 @@ class FreeCapacity:
     def only_endings_free(
         self, scope: str, waiting: Mapping[str, Sequence[AdmissionRequest]]
     ) -> bool:
-        """Return whether a concurrency limit without capacity is all that its tasks wait for.
+        """Return whether a concurrency limit without capacity, or a customer's part of the
+        processes, is all that its tasks wait for.
 
-        ``waiting``: the tasks of each scope that their queues admit. Not a customer's part of the
-        processes: it may become free while a claim makes the customer's next task wait, and that
-        task would wait for a whole POLL.
+        ``waiting``: the tasks of each scope that their queues admit.
         """
         rows = waiting.get(scope, ())
         limited = rows[0].scopes[0] if rows else scope
+        share = limits_scopes.shared(limited)
+        if share is not None:
+            places = backpressure.places_of_customer(*share, self._limit_config)
+            return places is not None and places <= self._found.of_tenants[share[0]][share[1]]
         left = None if limited in self.capacity.tokens else self.capacity.left(limited)
-        return (
-            left is not None
-            and limits_scopes.shared(scope) is None
-            and left < (rows[0].weight if rows else 1)
-        )
+        return left is not None and left < (rows[0].weight if rows else 1)
 
     def least_of(self, scope: str) -> int | None:
         """Return the lowest priority of the waiting tasks of a scope that may be released now, or

@@ -287,6 +287,7 @@ class DispatchLoop:
         self.shards: frozenset[int] | None = None
         self.scanned_at: float | None = None
         self.sent_at: float | None = None
+        self.made_wait = False
         self._steps = steps
         self.windows = PublishWindows()
         self._rotation, self._batches = QueueRotation(), BatchDispatch()
@@ -324,6 +325,7 @@ class DispatchLoop:
 
     def run_once(self) -> int:
         """Publish the tasks that have become due; return their number."""
+        self.made_wait = False
         sent = self._dispatch_at_due_time()
         if time.monotonic() >= self._next_poll_at():
             sent += self.poll()
@@ -431,6 +433,7 @@ class DispatchLoop:
             for demand in alone:
                 self._serve_single(done, demand, now)
             self._rotation.served(done.taken)
+            self.made_wait |= done.taken.total() > done.claimed.total()
             # A claimed task that stayed in the index would be claimed again in vain.
             unindexed += len(done.ids) - self.index.discard(done.ids)
             for queue, number in done.sent.items():
@@ -542,7 +545,7 @@ class DispatchLoop:
                 self.windows.record_sent(queue, number)
         else:
             self._poll_at = min(self._poll_at, time.monotonic() + _MIN_POLL_INTERVAL)
-            self._poll_is_urgent = True
+            self._poll_is_urgent = self.made_wait = True
         ended = time.monotonic()
         self._next_claim_at = ended + min(
             max(ended - began, _CLAIM_PAUSE_PER_TASK * len(entries)), _CLAIM_PAUSE_MAX

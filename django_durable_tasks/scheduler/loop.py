@@ -274,6 +274,8 @@ class Scheduler:
         if self._in_outage:
             logger.warning("The database connection is restored; dispatching continues.")
         self._in_outage = False
+        if self.dispatching.made_wait:
+            self.releasing.wake()
         if sent:
             self.releasing.tasks_dispatched()
             return 0.0

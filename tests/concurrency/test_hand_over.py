@@ -12,12 +12,15 @@ import pytest
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import release
 from django_durable_tasks.models import Limit, Task
+from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.states import transitions
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, claim
-from tests.concurrency.racing import no_errors, race
-from tests.factories import NOOP, QUEUE, many_tasks, take_batch
+from tests.concurrency.racing import WITHIN, no_errors, race
+from tests.factories import NOOP, QUEUE, a_node, a_tenant, many_tasks, take_batch
 from tests.process_state import new_process_state
+from tests.waiting import until
 
 _PLACE = RunLocation(node=uuid.uuid4(), worker="worker@host", lease=60.0)
 _ROUNDS = 6
@@ -109,3 +112,35 @@ def test_an_ended_run_whose_process_died_leaves_its_capacity_to_the_release() ->
     assert _claim() == 0
     assert release.release_waiting(database_now(), 50) == 1
     assert _claim() == 1
+
+
+@pytest.mark.parametrize("limited_by", [f"task:{NOOP}", "the processes of a customer"])
+def test_capacity_that_becomes_free_while_a_claim_makes_a_task_wait_is_used_at_once(
+    limited_by: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A scheduler that waits for the next look would do so for longer than this test.
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "POLL": 10 * WITHIN}
+    if limited_by.startswith("task:"):
+        many_tasks(2, due=-9)
+        _limit(limited_by, 1)
+    else:
+        a_node(concurrency=2, queues=[QUEUE])
+        many_tasks(2, due=-9, tenant_id=a_tenant().pk)
+        new_process_state()
+    claim.claim(QUEUE, database_now(), 1, uuid.uuid4())
+    (run,) = _runs()
+    make_wait, handed_over = transitions.make_claimed_wait, list[int]()
+
+    def end_first(refused: Any, *arguments: Any) -> int:
+        if refused and not handed_over:
+            handed_over.extend(no_errors(race([partial(_end, run)])))
+        return make_wait(refused, *arguments)
+
+    monkeypatch.setattr(transitions, "make_claimed_wait", end_first)
+    scheduler = Scheduler("waits")
+    scheduler.releasing.start()
+    try:
+        until(lambda: scheduler.round() and Task.objects.queued().exists(), within=WITHIN)
+    finally:
+        scheduler.releasing.stop()
+    assert handed_over == [0], "the ended run found no waiting task"
