@@ -57,7 +57,7 @@ settings.configure(
     STATIC_URL="/static/",
     ALLOWED_HOSTS=["testserver"],
     USE_TZ=True,
-    DURABLE_TASKS={"API": True, "API_SESSIONS": True} if WITH_API else {},
+    DURABLE_TASKS={"API_SESSIONS": True} if WITH_API else {},
 )
 app = Celery("alone", broker="memory://", set_as_current=True)
 app.set_default()

@@ -45,6 +45,9 @@ _KEPT = timedelta(days=30)
 # Endpoints that each process reads once a second. Tasks of further ones are postponed when they
 # start.
 OPEN_ENDPOINTS = 1_000
+# Seconds for which callbacks wait after the breaker opens for the first time. Most restarts of a
+# server take less; in longer outages the wait grows to 20 times this.
+PAUSE = 30.0
 _PROBE_MARGIN = 5.0
 """Seconds beyond the longest attempt after which another task may probe."""
 _CALM = 3_600.0
@@ -158,14 +161,14 @@ def failed(key: str, tenant_id: int, reason: str, run: Run | None = None) -> flo
     Return for how many seconds the breaker opens; 0 if it does not. With the run of a task
     of the project, the first opening since the last success sends ``endpoint_changed``.
     """
-    settings, now = conf.settings(), estimated_now()
+    now = estimated_now()
     with tables.atomic():
         row = _locked(key, tenant_id)
         health = EndpointHealth(
             failures=row.failures, openings=row.openings, open_until=row.open_until
         )
         pause = answers.breaker_pause_after(
-            health, now, settings.HTTP_BREAKER_FAILURES, settings.HTTP_BREAKER_PAUSE
+            health, now, conf.settings().HTTP_BREAKER_FAILURES, PAUSE
         )
         opened = {"openings": row.openings + 1, "open_until": after(pause), "probe_until": None}
         _endpoints().filter(pk=row.pk).update(

@@ -31,6 +31,7 @@ from django_durable_tasks.contrib.notifications.models import (
     NotificationSetting,
     NotificationSettingQuerySet,
 )
+from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.tick_plan import KnownSchedule
@@ -45,7 +46,7 @@ from django_durable_tasks.store.connections import (
 )
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.statements import recordset, sql
-from django_durable_tasks.task_names import OWN_TASKS
+from django_durable_tasks.task_names import NOTIFICATION_TASK, OWN_TASKS
 from django_durable_tasks.task_values import Run
 
 # The enabled notification settings as this process knows them.
@@ -67,9 +68,10 @@ def settings_rows() -> NotificationSettingQuerySet:
 
 
 class Subscriptions:
-    """The enabled settings at one moment."""
+    """The enabled settings at one moment. ``stored`` counts the disabled ones too."""
 
-    def __init__(self, settings: Iterable[NotificationSetting] = ()) -> None:
+    def __init__(self, settings: Iterable[NotificationSetting] = (), stored: int = 0) -> None:
+        self.stored = stored
         self._by_tenant: dict[int, list[NotificationSetting]] = {}
         self.types: frozenset[EventType] = frozenset()
         for setting in settings:
@@ -152,7 +154,8 @@ class RecentSubscriptions:
         # number, so that one statement shows whether a setting has changed.
         version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
         if version != self._version:
-            self._found = Subscriptions(settings_rows().filter(enabled=True).order_by("pk"))
+            enabled = settings_rows().filter(enabled=True).order_by("pk")
+            self._found = Subscriptions(enabled, stored=version["pk__count"])
             self._version = version
 
 
@@ -161,9 +164,26 @@ def subscriptions() -> Subscriptions:
     return process_state.of(RecentSubscriptions).get()
 
 
+_MESSAGES_AT_ONCE = 2
+"""Messages of one notification setting that are sent at the same time, so that a slow receiver does
+not occupy the workers.
+"""
+
+
+def limits_per_key() -> dict[str, Allowance]:
+    """Return the limit of messages per setting; none without a setting, so that claims have no
+    limit to check. A disabled setting counts, because it may have messages that were not sent yet.
+    """
+    try:
+        stored = subscriptions().stored
+    except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the claim
+        _failed(error)
+        return {}
+    return {NOTIFICATION_TASK: Allowance(_MESSAGES_AT_ONCE)} if stored else {}
+
+
 # An error here never fails the transition: it is rolled back to a savepoint and logged when it
-# occurs first. Nothing is read or written unless NOTIFICATIONS is on and a setting selects events
-# of this type.
+# occurs first. Nothing is written unless a setting selects events of this type.
 
 
 logger = logging.getLogger("django_durable_tasks.contrib.notifications")
@@ -202,7 +222,7 @@ def notification_events() -> NotificationEventQuerySet:
 
 def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     """Return the subscriptions if one of them selects one of these types, otherwise None."""
-    if not types or not conf.settings().NOTIFICATIONS:
+    if not types:
         return None
     try:
         # It reads in a savepoint of its own, and rarely, so that a savepoint here would be the

@@ -82,7 +82,6 @@ def _never_used(ids: dict[str, Any]) -> dict[str, Any]:
 def test_a_list_contains_no_row_of_another_tenant(
     tenants: Tenants, address: str, settings: Any
 ) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "METRICS": True}
     answer = tenants.acme.get(filled(address, tenants.of_acme))
     assert answer.status_code == 200
     text = answer.content.decode()
@@ -94,7 +93,6 @@ def test_a_list_contains_no_row_of_another_tenant(
 def test_every_endpoint_answers_to_exactly_the_keys_with_its_scope(
     tenants: Tenants, settings: Any, address: str, method: str
 ) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "METRICS": True}
     path, scope, before = filled(address, tenants.of_acme), scope_of(address, method), _everything()
     others = [other for other in ApiScope if other != scope]
     further = ["secrets"] if "signing-secret" in address else []

@@ -35,7 +35,7 @@ SHARED = ("queues", "scheduler/status", "metrics")
 @pytest.fixture(autouse=True)
 def sessions_are_open(api_is_open: None, settings: Any) -> None:
     """Accept sessions."""
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "API_SESSIONS": True, "METRICS": True}
+    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "API_SESSIONS": True}
 
 
 def a_user(*permissions: str, **fields: Any) -> User:
