@@ -75,7 +75,7 @@ try:
 except SystemExit as ended:
     assert ended.code == 2  # there is no such calendar
 tables = {name for name in connection.introspection.table_names() if name.startswith("durable")}
-assert len(tables) == (26 if WITH_API else 20), tables
+assert len(tables) == (23 if WITH_API else 18), tables
 loaded = [name for name in sys.modules if name.startswith("django_durable_tasks.contrib.")]
 # The API documents the messages of notifications, whose types need no model.
 types = "django_durable_tasks.contrib.notifications.events"

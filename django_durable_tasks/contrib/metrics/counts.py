@@ -26,7 +26,7 @@ from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
 from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.metrics.models import MetricMinute, MetricMinuteQuerySet
+from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
     DELAYS,
@@ -42,6 +42,7 @@ from django_durable_tasks.contrib.metrics.series import (
 )
 from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.scheduler.jobs import SLICE
 from django_durable_tasks.store import tables
@@ -64,10 +65,9 @@ Counts = dict[SeriesKey, CountedDurations]
 Place = tuple[datetime, SeriesKey]
 
 
-def counts() -> MetricMinuteQuerySet:
+def counts() -> GuardedQuerySet[MetricMinute]:
     """Return a queryset of all counts, without the guard against writes."""
-    found: MetricMinuteQuerySet = MetricMinute.objects.using(tables.database()).unguarded()
-    return found
+    return tables.unguarded(MetricMinute)
 
 
 def read_totals() -> list[tuple[SeriesKey, CountedDurations]]:

@@ -13,7 +13,7 @@ from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
 class MetricMinuteQuerySet(GuardedQuerySet["MetricMinute"]):
-    """The queryset of counts."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class MetricMinute(GuardedModel):

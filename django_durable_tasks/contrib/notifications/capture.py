@@ -27,12 +27,11 @@ from django_durable_tasks.contrib.notifications.events import (
 )
 from django_durable_tasks.contrib.notifications.models import (
     NotificationEvent,
-    NotificationEventQuerySet,
     NotificationSetting,
-    NotificationSettingQuerySet,
 )
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
+from django_durable_tasks.models.guarded import TenantQuerySet
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.tick_plan import KnownSchedule
 from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
@@ -61,9 +60,11 @@ waits for another reader.
 """
 
 
-def settings_rows() -> NotificationSettingQuerySet:
+def settings_rows() -> TenantQuerySet[NotificationSetting]:
     """Return a queryset of all notification settings, without the guard against writes."""
-    found: NotificationSettingQuerySet = NotificationSetting.objects.using(tables.database())
+    found: TenantQuerySet[NotificationSetting] = NotificationSetting.objects.using(
+        tables.database()
+    )
     return found.unguarded()
 
 
@@ -214,12 +215,6 @@ class CaptureHealth:
             self._failures = 0
 
 
-def notification_events() -> NotificationEventQuerySet:
-    """Return a queryset of all events, without the guard against writes."""
-    found: NotificationEventQuerySet = NotificationEvent.objects.using(tables.database())
-    return found.unguarded()
-
-
 def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     """Return the subscriptions if one of them selects one of these types, otherwise None."""
     if not types:
@@ -277,7 +272,7 @@ def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> No
 @verb
 def _insert(rows: list[dict[str, Any]]) -> None:
     new = [NotificationEvent(**row) for row in rows]
-    notification_events().bulk_create(new, batch_size=_TOGETHER)
+    tables.unguarded(NotificationEvent).bulk_create(new, batch_size=_TOGETHER)
 
 
 @_insert.on(POSTGRESQL)

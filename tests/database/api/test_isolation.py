@@ -116,16 +116,6 @@ def test_every_endpoint_answers_to_exactly_the_keys_with_its_scope(
     assert _everything() == before
 
 
-@pytest.mark.parametrize(("address", "method"), [*WITH_ID, *WITHOUT_ID])
-def test_nothing_answers_unless_the_api_is_switched_on(
-    tenants: Tenants, settings: Any, address: str, method: str
-) -> None:
-    path = filled(address, tenants.of_acme)
-    settings.DURABLE_TASKS = {}
-    answer = tenants.acme.send(method, path, None if method == "GET" else {})
-    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-
-
 def test_a_list_does_not_reveal_rows_of_others_by_its_filters(tenants: Tenants) -> None:
     many_tasks(3, tenant=tenants.globex.tenant)
     many_tasks(3, "FAILED", tenant=tenants.globex.tenant)
