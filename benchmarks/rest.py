@@ -25,7 +25,6 @@ from benchmarks.processes import figures
 
 BULK, PAGES, PAGE = 1_000, 60, 50
 OPEN: dict[str, Any] = {
-    "API": True,
     "API_TASKS": ["benchmarks.*"],
     "QUOTAS": {"requests": "1000000/m"},
 }

@@ -135,12 +135,6 @@ def check_text(key: str, value: object) -> None:
         raise InvalidSetting(f"DURABLE_TASKS[{key!r}]: give a non-empty text or None.")
 
 
-def check_flag(key: str, value: object) -> None:
-    """Check that a setting is True or False."""
-    if not isinstance(value, bool):
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give True or False.")
-
-
 def check_redis_url(key: str, value: object) -> None:
     """Check that a setting is a URL of Redis."""
     if not isinstance(value, str) or not value.startswith(("redis://", "rediss://", "unix://")):
@@ -237,12 +231,6 @@ class Settings:
     """The settings of django_durable_tasks; durations in seconds."""
 
     # Metrics and traces.
-    METRICS: bool = value(
-        False,
-        "Count attempts, created tasks and fire times per minute for the metrics, and answer"
-        " requests for them; needs `django_durable_tasks.contrib.metrics`. Set it for all"
-        " processes.",
-    )
     METRICS_TENANTS: bool = value(
         False, "Count for each tenant, and add the label `tenant` to the metrics of tasks."
     )
@@ -253,12 +241,6 @@ class Settings:
     )
 
     # Notifications and the watchdog.
-    NOTIFICATIONS: bool = value(
-        False,
-        "Record the events that notification settings select, and send them. Otherwise nothing is"
-        " recorded or sent, and the API answers 404 for notification settings.",
-        check_flag,
-    )
     NOTIFICATION_EMAIL_ALLOW: Sequence[str] | Mapping[str, Sequence[str]] = value(
         (),
         "The addresses to which notifications may be sent by e-mail; addresses or patterns such as"
@@ -277,11 +259,6 @@ class Settings:
     )
 
     # The HTTP API, HTTP callbacks and messages to other programs.
-    API: bool = value(
-        False,
-        "Answer requests to the HTTP API, which needs `django_durable_tasks.contrib.api`. Otherwise"
-        " each of its addresses answers 404.",
-    )
     API_SESSIONS: bool = value(
         False,
         "Let staff users of Django use the HTTP API with the session of the admin, with the"
@@ -348,11 +325,8 @@ class Settings:
     HTTP_BREAKER_FAILURES: int = count(
         5,
         "After this number of requests in a row without an answer, or with 429, 502, 503 or 504,"
-        " callbacks to an endpoint wait. 0: never.",
-    )
-    HTTP_BREAKER_PAUSE: float = duration(
-        30,
-        "How long they wait before one request probes the endpoint; doubles up to 20 times this.",
+        " callbacks to an endpoint wait for 30 s, and twice as long after each failed probe, up to"
+        " 10 minutes. 0: never.",
     )
     QUEUE_ALLOW: Sequence[str] = value(
         (),
@@ -376,10 +350,9 @@ class Settings:
         " claimed tasks republished. None: 20, on SQLite 60.",
     )
     LEADER_LEASE: float | None = duration(
-        None, "How long a leader stays leader unseen. None: 4, on SQLite 20."
-    )
-    LEADER_RENEW: float | None = duration(
-        None, "How often the leader renews. None: 1, on SQLite 5."
+        None,
+        "How long a leader stays leader unseen; it renews its lease four times in this time, at"
+        " least every second. None: 4, on SQLite 20, with a renewal every 5 seconds.",
     )
     REPUBLISH_AFTER: float = duration(
         15,
@@ -509,14 +482,25 @@ class Settings:
     )
 
 
+_INSTALLED = "Leave it out: it is on if django_durable_tasks.contrib.{} is in INSTALLED_APPS."
+_REMOVED = {
+    "API": _INSTALLED.format("api"),
+    "HTTP_BREAKER_PAUSE": "Leave it out: the pause begins with 30 s; see HTTP_BREAKER_FAILURES.",
+    "METRICS": _INSTALLED.format("metrics"),
+    "NOTIFICATIONS": _INSTALLED.format("notifications"),
+    "LEADER_RENEW": "Leave it out: LEADER_LEASE is renewed four times in its duration.",
+}
+"""What to do instead of setting a key that no longer exists."""
+
+
 def read(raw: Mapping[str, Any]) -> Settings:
     """Convert the mapping into Settings; an unknown key raises InvalidSetting with the closest
-    valid key.
+    valid key, or with what replaces a key that was removed.
     """
     specs = {spec.name: spec for spec in dataclasses.fields(Settings)}
     for key in raw:
         if key not in specs:
-            hint = did_you_mean(key, specs, cutoff=0.5)
+            hint = _REMOVED.get(key) or did_you_mean(key, specs, cutoff=0.5)
             raise InvalidSetting(f"DURABLE_TASKS has no key {key!r}. {hint}".strip())
     values: dict[str, Any] = {}
     for key, value in raw.items():

@@ -89,8 +89,8 @@ To silence a check use `SILENCED_SYSTEM_CHECKS = ["durable_tasks.W005"]`. Words 
 _WHY = """
 ## Why
 
-* **E004, E005, E006** and the rule that `LEASE` is at least twice `HEARTBEAT` (E001): a single lost
-  heartbeat must not lose a node, a leader or a run.
+* **E004, E006** and the rule that `LEASE` is at least twice `HEARTBEAT` (E001): a single lost heartbeat must not lose a
+  node or a run.
 * **E007**: Celery creates a default application when `@shared_task` or `current_app` is touched before the project's
   exists. Other threads, such as those of a web server, then publish to `amqp://guest@localhost`.
 * **E010**: Kombu's own `filesystem://` writes messages in place; a consumer that reads one too early loses it and dies.

@@ -13,8 +13,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.db.models import Count, IntegerField, OuterRef, QuerySet, Subquery
-from django.db.models.functions import Coalesce
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
 from django.utils.dates import MONTHS, WEEKDAYS, WEEKDAYS_ABBR
@@ -31,7 +30,6 @@ from django_durable_tasks.exceptions import DurableTasksError, InvalidCalendar
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     Calendar,
-    CalendarDay,
     RecurringTask,
     Tenant,
 )
@@ -339,7 +337,7 @@ _WEEK_COLUMN = display.column(
     ),
 )
 # The number of dates that differ from their weekday.
-_DATES = display.column(_("dates"), lambda row: f"{row.number:,}")
+_DATES = display.column(_("dates"), lambda row: f"{len(row.days):,}")
 
 
 @admin.register(Calendar)
@@ -366,14 +364,6 @@ class CalendarAdmin(OwnFormAdmin):
             "tenant",
         ),
     )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        days = CalendarDay.objects.filter(calendar=OuterRef("pk")).order_by().values("calendar")
-        number = Subquery(
-            days.annotate(number=Count("pk")).values("number"), output_field=IntegerField()
-        )
-        rows: QuerySet[Any] = super().get_queryset(request).annotate(number=Coalesce(number, 0))
-        return rows
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
         return calendars.upsert.is_permitted(request.user)

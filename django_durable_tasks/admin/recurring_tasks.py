@@ -27,13 +27,14 @@ from django_durable_tasks.admin.readonly import OwnFormAdmin, section
 from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
 from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules.explain import upcoming
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.schedules.options import CODE, SETTINGS
+from django_durable_tasks.schedules.schedule_cache import overrides_of
 from django_durable_tasks.schedules.timetables.builder import words
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import Level, Sentence
@@ -261,11 +262,6 @@ def _paused(row: RecurringTask) -> Sentence:
 
 
 def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
-    overrides = (
-        OccurrenceOverride.objects.using(row._state.db)
-        .filter(recurring_task=row.pk)
-        .order_by("-fire_time")
-    )
     return [
         {
             "override": override,
@@ -276,7 +272,7 @@ def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
             else "",
             "fire_time": override.fire_time.isoformat(),
         }
-        for override in overrides[:_OVERRIDES]
+        for override in overrides_of(row)[::-1][:_OVERRIDES]
     ]
 
 

@@ -30,7 +30,6 @@ from django_durable_tasks.exceptions import DurableTasksError, InvalidOption, In
 from django_durable_tasks.limits import config
 from django_durable_tasks.limits import scopes as limits
 from django_durable_tasks.models import Task
-from django_durable_tasks.scheduler.leader import terms
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.store.connections import on_sqlite
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
@@ -60,11 +59,11 @@ def _checking(setting: str) -> Iterator[None]:
 
 
 _NEEDED_APPS = {
-    "django_durable_tasks.contrib.api": ("API", "QUOTAS"),
-    "django_durable_tasks.contrib.metrics": ("METRICS", "TRACES"),
-    "django_durable_tasks.contrib.notifications": ("NOTIFICATIONS", "WATCHDOG_URL"),
+    "django_durable_tasks.contrib.api": ("QUOTAS",),
+    "django_durable_tasks.contrib.metrics": ("METRICS_TENANTS", "TRACES"),
+    "django_durable_tasks.contrib.notifications": ("WATCHDOG_URL",),
 }
-"""Settings that switch on an optional app, which may not be installed."""
+"""Settings of an optional app, which may not be installed."""
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
@@ -100,9 +99,6 @@ def check_settings(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         found.append(FINDINGS["E004"](timeout=timeout, beat=beat))
     elif timeout < renew + beat:
         found.append(FINDINGS["E020"](timeout=timeout, beat=beat, renew=renew))
-    lease, renew = terms()
-    if lease < 2 * renew:
-        found.append(FINDINGS["E005"](lease=lease, renew=renew))
     return found
 
 

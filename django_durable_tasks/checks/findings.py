@@ -48,12 +48,6 @@ _TEXTS: dict[str, _Texts] = {
         " node is declared dead.",
         "Let NODE_TIMEOUT be at least 2 x NODE_HEARTBEAT; the defaults are 20 and 5.",
     ),
-    "E005": _Texts(
-        "LEADER_LEASE is {lease:g} s and LEADER_RENEW {renew:g} s: after one late renewal the"
-        " leader loses its lease.",
-        "Let LEADER_LEASE be at least 2 x LEADER_RENEW; the defaults are 4 and 1, on SQLite 20"
-        " and 5.",
-    ),
     "E006": _Texts(
         "The lease of {names} is shorter than 2 x HEARTBEAT ({beat:g} s): runs in progress would"
         " be marked LOST.",
@@ -214,11 +208,6 @@ _TEXTS: dict[str, _Texts] = {
         "beat cannot call the durable task of its schedule {name!r}: {reason}",
         "Name the queue in the options of this entry of CELERY_BEAT_SCHEDULE, or declare it with"
         " @recurring.",
-    ),
-    "W016": _Texts(
-        "{number} notification settings are enabled, but DURABLE_TASKS['NOTIFICATIONS'] is False:"
-        " nothing is recorded or sent.",
-        "Write 'NOTIFICATIONS': True, or disable these settings in the admin.",
     ),
     "W018": _Texts(
         "{settings} is False, the default before Celery 5.7: RabbitMQ 4.3 and newer refuse the"

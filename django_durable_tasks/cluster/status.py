@@ -174,8 +174,8 @@ class Overview:
     ``unknown`` counts the waiting tasks of each name that this process has not registered.
     ``stalled`` maps nodes that make no progress to the reason. ``leader`` is that of this region.
     ``limits`` are those for which tasks wait. ``alerts`` are the oldest ALERTS that are open; the
-    leader records them if NOTIFICATIONS is on. A schedule is late LATE after its fire time. Late
-    and quarantined schedules are counted up to COUNTED.
+    leader records them if ``contrib.notifications`` is installed. A schedule is late LATE after its
+    fire time. Late and quarantined schedules are counted up to COUNTED.
     """
 
     now: datetime

@@ -54,7 +54,6 @@ from django_durable_tasks.models import (
     AuditEntry,
     DeadLetter,
     Node,
-    OccurrenceOverride,
     OccurrenceRecord,
     RecurringTask,
     Task,
@@ -63,6 +62,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.workflows import WorkflowRunQuerySet
 from django_durable_tasks.schedules import explain
+from django_durable_tasks.schedules.schedule_cache import overrides_of
 from django_durable_tasks.schedules.timetables.builder import words
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.tables import database
@@ -472,12 +472,7 @@ def _show_schedule(row: RecurringTask, out: Output) -> int:
         fires = [dataclasses.asdict(fire) for fire in upcoming]
     except DurableTasksError as broken:
         facts["problem"] = str(broken)
-    overrides = list(
-        OccurrenceOverride.objects.using(database())
-        .filter(recurring_task=row.pk)
-        .order_by("fire_time")
-        .values(*_OVERRIDE)
-    )
+    overrides = [dataclasses.asdict(override) for override in overrides_of(row)]
     entries = list(_ledger_of(row)[:_FEW_ENTRIES])
     is_active = row.status == RecurringStatus.ACTIVE
     lines = details(facts, "timetable")

@@ -30,12 +30,13 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Node, Tenant
 from django_durable_tasks.states.transitions import ClaimedTask
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.tables import database
-from django_durable_tasks.task_names import NOTIFICATION_TASK
 
 logger = logging.getLogger("django_durable_tasks.limits")
 FRESH = 1.0
 ENDPOINT_SOURCES: dict[str, Callable[[], dict[str, int]]] = {}
 """What returns how many tasks may run at once of each endpoint whose breaker is open, by scope."""
+KEY_LIMIT_SOURCES: dict[str, Callable[[], dict[str, Allowance]]] = {}
+"""What returns the limits per key of the tasks of an optional app, by name."""
 _QUEUES = limits_scopes.scope_of_queue("")
 _DEFAULT_TENANT = limits_scopes.scope_of_tenant(DEFAULT_TENANT_ID)
 _UNLIMITED, _CLOSED = Allowance(), Allowance(0)
@@ -279,6 +280,8 @@ def read() -> LimitConfig:
             other, places=admitted if other.places is None else min(admitted, other.places)
         )
     per_key |= _of_endpoints(scopes)
+    for limits in KEY_LIMIT_SOURCES.values():
+        per_key |= limits()
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
     names = process_state.of(WorkerNames).read()
     return LimitConfig(scopes, per_key, len(tenants) > 1, endpoints.keys(), names)
@@ -321,24 +324,15 @@ def _filled(given: Allowance, other: Allowance) -> Allowance:
     )
 
 
-_MESSAGES_AT_ONCE = 2
-"""Messages of one notification setting that are sent at the same time, so that a slow receiver does
-not occupy the workers.
-"""
-
-
 def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:
     """Return the limit of each endpoint for the tasks that have one. An empty limit, if only keys
     of settings or operators are limited, makes these tasks be checked.
     """
-    settings = conf.settings()
-    places, found = settings.HTTP_ENDPOINT_CONCURRENCY, dict[str, Allowance]()
-    if places or any(scope.startswith("key:") for scope in scopes):
-        names = (one for one in registry.names() if registry.get(one).target.endpoint is not None)
-        found = {name: Allowance(places or None) for name in names}
-    if settings.NOTIFICATIONS:
-        found[NOTIFICATION_TASK] = Allowance(_MESSAGES_AT_ONCE)
-    return found
+    places = conf.settings().HTTP_ENDPOINT_CONCURRENCY
+    if not places and not any(scope.startswith("key:") for scope in scopes):
+        return {}
+    names = (one for one in registry.names() if registry.get(one).target.endpoint is not None)
+    return {name: Allowance(places or None) for name in names}
 
 
 class RecentLimits:

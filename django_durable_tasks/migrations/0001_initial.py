@@ -537,6 +537,10 @@ class Migration(migrations.Migration):
                         verbose_name="jitter percent",
                     ),
                 ),
+                (
+                    "overrides",
+                    models.JSONField(default=list, editable=False, verbose_name="overrides"),
+                ),
                 ("start_time", InstantField(verbose_name="start time")),
                 ("end_time", InstantField(blank=True, null=True, verbose_name="end time")),
                 (
@@ -1416,6 +1420,7 @@ class Migration(migrations.Migration):
                         verbose_name="working days",
                     ),
                 ),
+                ("days", models.JSONField(default=list, verbose_name="dates")),
                 (
                     "origin",
                     ExactCharField(blank=True, default="", max_length=200, verbose_name="origin"),
@@ -1588,94 +1593,6 @@ class Migration(migrations.Migration):
                 related_name="tasks",
                 to="django_durable_tasks.workflowrun",
             ),
-        ),
-        migrations.CreateModel(
-            name="CalendarDay",
-            fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("date", models.DateField(verbose_name="date")),
-                (
-                    "kind",
-                    ExactCharField(
-                        choices=[("CLOSED", "CLOSED"), ("OPEN", "OPEN"), ("HALF", "HALF")],
-                        default="CLOSED",
-                        max_length=6,
-                        verbose_name="kind",
-                    ),
-                ),
-                ("until", models.TimeField(blank=True, null=True, verbose_name="open until")),
-                (
-                    "name",
-                    ExactCharField(blank=True, default="", max_length=200, verbose_name="name"),
-                ),
-                (
-                    "calendar",
-                    models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="days",
-                        to="django_durable_tasks.calendar",
-                    ),
-                ),
-            ],
-            options={
-                "verbose_name": "calendar day",
-                "verbose_name_plural": "calendar days",
-                "db_table": "durable_tasks_calendar_day",
-                "ordering": ["date"],
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("calendar", "date"), name="durable_calendar_date"
-                    )
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            name="OccurrenceOverride",
-            fields=[
-                ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("fire_time", InstantField(verbose_name="fire time")),
-                (
-                    "action",
-                    ExactCharField(
-                        choices=[("SKIP", "SKIP"), ("MOVE", "MOVE"), ("ADD", "ADD")],
-                        max_length=4,
-                        verbose_name="action",
-                    ),
-                ),
-                ("move_to", InstantField(blank=True, null=True, verbose_name="move to")),
-                (
-                    "reason",
-                    ExactCharField(blank=True, default="", max_length=200, verbose_name="reason"),
-                ),
-                ("by", ExactCharField(blank=True, default="", max_length=200, verbose_name="by")),
-                (
-                    "created_at",
-                    InstantField(
-                        db_default=django_durable_tasks.models.fields.StatementTime(),
-                        verbose_name="created at",
-                    ),
-                ),
-                (
-                    "recurring_task",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="overrides",
-                        to="django_durable_tasks.recurringtask",
-                    ),
-                ),
-            ],
-            options={
-                "verbose_name": "override",
-                "verbose_name_plural": "overrides",
-                "db_table": "durable_tasks_occurrence_override",
-                "ordering": ["fire_time"],
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("recurring_task", "fire_time"), name="durable_one_override"
-                    )
-                ],
-            },
         ),
         migrations.CreateModel(
             name="TaskDependency",

@@ -14,8 +14,6 @@ from django_durable_tasks.models.cluster import (
 from django_durable_tasks.models.limits import Limit, LimitBucket
 from django_durable_tasks.models.schedules import (
     Calendar,
-    CalendarDay,
-    OccurrenceOverride,
     OccurrenceRecord,
     RecurringTask,
 )
@@ -37,7 +35,6 @@ __all__ = [
     "AuditEntry",
     "BatchMessage",
     "Calendar",
-    "CalendarDay",
     "DayKind",
     "DeadLetter",
     "EndingEvent",
@@ -45,7 +42,6 @@ __all__ = [
     "LimitBucket",
     "Node",
     "NodeKind",
-    "OccurrenceOverride",
     "OccurrenceRecord",
     "QueueControl",
     "RecurringTask",

@@ -73,8 +73,7 @@ class Limit(models.Model):
             raise ValidationError(str(refused)) from None
 
 
-# LimitBucket: the remaining tokens of a scope with a rate limit. The row with the scope "" is the
-# lock of all limits.
+# LimitBucket: the tokens of what has a rate. The row with the scope "" is the lock of all limits.
 
 
 LOCK = ""
@@ -84,7 +83,11 @@ serialized.
 
 
 class LimitBucket(models.Model):
-    """The number of tokens of a scope at the last claim, by the database's clock."""
+    """The tokens of a scope at ``refilled_at``, by the database's clock: at the last claim.
+
+    The HTTP API counts the requests of a tenant in the scope ``requests:<id>``. Its bucket is full
+    at ``refilled_at``, which may be in the future.
+    """
 
     scope = ExactCharField(_("scope"), primary_key=True, max_length=240)
     tokens = models.FloatField(_("tokens"), default=0.0)

@@ -6,7 +6,8 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from datetime import time as wall_time
 from typing import Any, ClassVar, Self
 
 from django.db import models
@@ -15,7 +16,6 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import (
-    Action,
     CatchUp,
     CatchUpOrder,
     DayKind,
@@ -147,6 +147,9 @@ class RecurringTask(GuardedModel):
     jitter_percent = models.FloatField(
         _("jitter percent"), default=0.0, help_text=_("Of the way to the next fire.")
     )
+    # Single fire times that an operator skips, moves or adds: schedule_cache.overrides_of() reads
+    # them, because the tick does too.
+    overrides = models.JSONField(_("overrides"), default=list, editable=False)
 
     start_time = InstantField(_("start time"))
     end_time = InstantField(_("end time"), null=True, blank=True)
@@ -431,49 +434,6 @@ class OccurrenceRecord(GuardedModel):
         return f"{self.fire_time.isoformat()} {self.outcome}"
 
 
-# OccurrenceOverride: an operator's change of one fire time of a recurring task.
-
-
-class OccurrenceOverrideQuerySet(GuardedQuerySet["OccurrenceOverride"]):
-    """The queryset of overrides."""
-
-
-class OccurrenceOverride(GuardedModel):
-    """SKIP a fire time, MOVE it to another instant, or ADD one that the timetable does not have."""
-
-    instead: ClassVar[str] = "Use override(...) and withdraw(...) of the recurring task."
-
-    id = models.BigAutoField(primary_key=True)
-    recurring_task = models.ForeignKey(
-        "django_durable_tasks.RecurringTask",
-        models.CASCADE,
-        db_constraint=False,
-        related_name="overrides",
-    )
-    fire_time = InstantField(_("fire time"))
-    action = ExactCharField(_("action"), max_length=4, choices=choices_of(Action))
-    move_to = InstantField(_("move to"), null=True, blank=True)
-    reason = ExactCharField(_("reason"), max_length=200, blank=True, default="")
-    by = ExactCharField(_("by"), max_length=200, blank=True, default="")
-    created_at = InstantField(_("created at"), db_default=StatementTime())
-
-    objects = OccurrenceOverrideQuerySet.as_manager()
-
-    class Meta:
-        db_table = "durable_tasks_occurrence_override"
-        verbose_name = _("override")
-        verbose_name_plural = _("overrides")
-        ordering: ClassVar = ["fire_time"]
-        constraints: ClassVar = [
-            models.UniqueConstraint(
-                fields=("recurring_task", "fire_time"), name="durable_one_override"
-            )
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.action} {self.fire_time.isoformat()}"
-
-
 # Calendar: working days and exceptions; schedules use one or several calendars.
 
 
@@ -528,7 +488,11 @@ class CalendarManager(models.Manager.from_queryset(GuardedQuerySet["Calendar"]))
 
 
 class Calendar(GuardedModel):
-    """The weekly working days, and the dates that are exceptions (CalendarDay)."""
+    """The weekly working days, and the dates that are exceptions.
+
+    ``days`` has for each exception what ``SpecialDay`` has: CLOSED, OPEN on a day that is not a
+    working day, or HALF, closed from ``until`` (wall time) on.
+    """
 
     instead: ClassVar[str] = "Use Calendar.objects.upsert(...) and Calendar.objects.remove(name)."
 
@@ -541,6 +505,7 @@ class Calendar(GuardedModel):
         default=_monday_to_friday,
         help_text=_("ISO weekdays, 1 Monday to 7 Sunday."),
     )
+    days = models.JSONField(_("dates"), default=list)
     origin = ExactCharField(_("origin"), max_length=200, blank=True, default="")
     revision = models.BigIntegerField(_("revision"), default=0)
     updated_at = InstantField(_("updated at"), db_default=StatementTime())
@@ -561,44 +526,27 @@ class Calendar(GuardedModel):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def special(self) -> tuple[SpecialDay, ...]:
+        """The dates that differ from their weekday."""
+        return tuple(
+            SpecialDay(
+                date.fromisoformat(day["date"]),
+                DayKind(day["kind"]),
+                day["name"],
+                wall_time.fromisoformat(day["until"]) if day["until"] else None,
+            )
+            for day in self.days
+        )
 
-# CalendarDay: a date on which a calendar differs from its weekly working days.
-
-
-class CalendarDayQuerySet(GuardedQuerySet["CalendarDay"]):
-    """The queryset of special days."""
-
-
-class CalendarDay(GuardedModel):
-    """A date that is CLOSED, OPEN on a day that is not a working day, or HALF: closed from
-    ``until`` (wall time) on.
-    """
-
-    instead: ClassVar[str] = (
-        "Write the days of a calendar with Calendar.objects.upsert(name, days=[...])."
-    )
-
-    id = models.BigAutoField(primary_key=True)
-    calendar = models.ForeignKey(
-        "django_durable_tasks.Calendar", models.CASCADE, related_name="days"
-    )
-    date = models.DateField(_("date"))
-    kind = ExactCharField(
-        _("kind"), max_length=6, choices=choices_of(DayKind), default=DayKind.CLOSED.value
-    )
-    until = models.TimeField(_("open until"), null=True, blank=True)
-    name = ExactCharField(_("name"), max_length=200, blank=True, default="")
-
-    objects = CalendarDayQuerySet.as_manager()
-
-    class Meta:
-        db_table = "durable_tasks_calendar_day"
-        verbose_name = _("calendar day")
-        verbose_name_plural = _("calendar days")
-        ordering: ClassVar = ["date"]
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=("calendar", "date"), name="durable_calendar_date")
+    @special.setter
+    def special(self, days: Iterable[SpecialDay]) -> None:
+        self.days = [
+            {
+                "date": day.day.isoformat(),
+                "kind": day.kind.value,
+                "name": day.name[:200],
+                "until": day.until.isoformat() if day.until else None,
+            }
+            for day in days
         ]
-
-    def __str__(self) -> str:
-        return f"{self.date} {self.name}"

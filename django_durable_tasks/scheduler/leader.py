@@ -3,7 +3,7 @@
 1. All schedulers of a region compete for one row, ``SchedulerLease``. The three guarded UPDATEs on
    it are in ``cluster/nodes.py``: take an expired lease, renew the own one, release it.
    The holder is a random id per process. ``term`` grows by one with each new leader.
-2. The leader renews the lease every LEADER_RENEW seconds, on a thread and connection of its own
+2. The leader renews the lease four times in LEADER_LEASE, on a thread and connection of its own
    with short timeouts, so that a slow job does not cost the leadership.
 3. If the leader dies or loses the database, the lease expires after LEADER_LEASE seconds by the
    database's clock. Followers try to take it four times per renewal interval; one UPDATE succeeds.
@@ -48,7 +48,9 @@ _EXTENDED, _LOSS_WINDOW = (15.0, 3.0), 60.0
 def terms() -> tuple[float, float]:
     """Return how long a lease lasts and how often it is renewed (seconds)."""
     lease, renew = (20.0, 5.0) if on_sqlite() else (4.0, 1.0)
-    return settings().LEADER_LEASE or lease, settings().LEADER_RENEW or renew
+    wanted = settings().LEADER_LEASE or lease
+    # A longer lease is renewed as often as the default one, a shorter one in time for two losses.
+    return wanted, min(renew, wanted / 4)
 
 
 class Leader(threading.Thread):

@@ -71,6 +71,7 @@ class Override:
     action: Action | str
     move_to: datetime | None = None
     reason: str = ""
+    by: str = ""
 
 
 class Agenda(Protocol):

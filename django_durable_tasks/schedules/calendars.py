@@ -17,7 +17,7 @@ from django.utils.translation import ngettext_lazy
 from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import RecurringStatus, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, CalendarDay
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.option_values import checked_key
@@ -91,14 +91,14 @@ def upsert(
                     working_days=week,
                     special=stored.special if special is None else special,
                 )
+                calendar.special = valid.special
                 named.update(
                     revision=F("revision") + 1,
                     updated_at=DatabaseNow(),
                     working_days=list(week),
+                    days=calendar.days,
                     **values,
                 )
-                if special is not None:
-                    _replace_days(calendar, valid.special)
                 _replan(name, tenant_id)
                 saved: Calendar = named.get()
                 entry.changed("calendar", saved.pk, before, _audited(saved), tenant_id)
@@ -106,24 +106,6 @@ def upsert(
         except IntegrityError as taken:
             lost = taken
     raise lost
-
-
-def _replace_days(calendar: Calendar, special: Sequence[SpecialDay]) -> None:
-    rows = CalendarDay.objects.using(tables.database()).unguarded()
-    rows.filter(calendar=calendar).delete()
-    rows.bulk_create(
-        [
-            CalendarDay(
-                calendar=calendar,
-                date=day.day,
-                kind=day.kind.value,
-                until=day.until,
-                name=day.name[:200],
-            )
-            for day in special
-        ],
-        batch_size=_BULK,
-    )
 
 
 @operation(
@@ -160,7 +142,6 @@ def delete(calendar: Calendar) -> bool:
                 f"Calendar {name!r} is named by {len(keys)} recurring tasks: {names}."
             )
         entry.changed("calendar", calendar.pk, _audited(calendar), {}, tenant_id)
-        CalendarDay.objects.using(tables.database()).unguarded().filter(calendar=calendar).delete()
         _calendars().filter(pk=calendar.pk).delete()
     return True
 
@@ -170,8 +151,7 @@ def _audited(calendar: Calendar | None) -> dict[str, Any]:
     if calendar is None:
         return {}
     names = ("name", "description", "working_days", "origin")
-    special = business_days(calendar).special
-    days = [[one.day, one.kind, one.until, one.name] for one in special]
+    days = [[one.day, one.kind, one.until, one.name] for one in calendar.special]
     return {name: getattr(calendar, name) for name in names} | {"days": days}
 
 

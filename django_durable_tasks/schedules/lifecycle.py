@@ -23,15 +23,21 @@ from django_durable_tasks.exceptions import (
     InvalidSchedule,
     TransitionRefused,
 )
-from django_durable_tasks.models import DEFAULT_TENANT_ID, OccurrenceOverride, RecurringTask, Tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Tenant
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, tick_plan, writes
-from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun
+from django_durable_tasks.schedules.agenda import TICK, Agenda, Override, PlannedRun
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
-from django_durable_tasks.schedules.schedule_cache import agenda_of, check, fire_times_of
+from django_durable_tasks.schedules.schedule_cache import (
+    agenda_of,
+    check,
+    fire_times_of,
+    overrides_of,
+    stored_overrides,
+)
 from django_durable_tasks.schedules.timetables.types import Fire
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
@@ -76,9 +82,9 @@ def meant_fire_time(row: RecurringTask, at: datetime) -> datetime:
     recorded_within = Q(unique_fire_time__range=(at, last)) | (
         Q(unique_fire_time__isnull=True, last_fire_time__isnull=True) & within
     )
-    for rows in (_overrides(row).filter(within), ledger.ledger().filter(recorded_within)):
-        fire_times = rows.filter(recurring_task=row.pk).values_list("fire_time", flat=True)
-        found.update(fire_times[:_TOO_MANY])
+    found.update(one.fire_time for one in overrides_of(row) if at <= one.fire_time <= last)
+    recorded = ledger.ledger().filter(recorded_within, recurring_task=row.pk)
+    found.update(recorded.values_list("fire_time", flat=True)[:_TOO_MANY])
     return found.pop() if len(found) == 1 else at
 
 
@@ -514,7 +520,7 @@ def keep(row: RecurringTask, schedule: RecurringTask, now: datetime) -> None:
 
 
 _MOST = 1_000
-"""The overrides of a schedule. Each of its ticks reads them all."""
+"""The overrides of a schedule. They are read and written together, as a part of its row."""
 
 
 FireTime = Annotated[
@@ -549,7 +555,7 @@ def override(
     move_to: Annotated[
         datetime | None, Argument(_("Move to"), _("The new time of a fire time that is moved."))
     ] = None,
-) -> OccurrenceOverride:
+) -> Override:
     """SKIP a fire time, MOVE it to ``move_to``, or ADD one; replaces an earlier override of the
     same fire time.
 
@@ -571,27 +577,24 @@ def override(
         now, schedule = database_now(), locked(row)
         refuse_ended(schedule, "overridden")
         when = when if action == Action.ADD else meant_fire_time(schedule, when)
-        _overrides(schedule).filter(fire_time=when).delete()
+        others = [one for one in overrides_of(schedule) if one.fire_time != when]
+        schedule.overrides = stored_overrides(others)
         _check(schedule, when, target, Action(action), now)
-        if _overrides(schedule).count() >= _MOST:
+        if len(others) >= _MOST:
             # Those that are older than the ledger have no effect any more.
             kept_from = conf.kept_from("LEDGER", now)
-            past = _overrides(schedule).filter(fire_time__lt=kept_from)
-            past.exclude(move_to__gte=kept_from).delete()
-            if _overrides(schedule).count() >= _MOST:
+            others = [
+                one
+                for one in others
+                if max(one.fire_time, one.move_to or one.fire_time) >= kept_from
+            ]
+            if len(others) >= _MOST:
                 raise TransitionRefused(
                     f"Recurring task {row.name!r} has {_MOST:,} overrides, the most that are"
                     " allowed: remove one first."
                 )
-        created = OccurrenceOverride(
-            recurring_task=schedule,
-            fire_time=when,
-            action=action,
-            move_to=target,
-            reason=actor.reason[:200],
-            by=actor.by[:200],
-        )
-        _overrides(schedule).bulk_create([created])
+        created = Override(when, action, target, actor.reason[:200], actor.by[:200])
+        schedule.overrides = stored_overrides([*others, created])
         entry.detail(override=[action, when, target])
         _replan(row, schedule, now)
     return created
@@ -619,23 +622,16 @@ def withdraw_override(row: RecurringTask, fire_time: FireTime) -> bool:
         now, schedule = database_now(), locked(row)
         refuse_ended(schedule, "overridden")
         when = meant_fire_time(schedule, when)
-        existing = _overrides(schedule).filter(fire_time=when).first()
+        overrides = overrides_of(schedule)
+        existing = next((one for one in overrides if one.fire_time == when), None)
         if existing is None:
             return False
         _refuse_past(schedule, when, now, "fire_time")
-        _overrides(schedule).filter(pk=existing.pk).delete()
+        schedule.overrides = stored_overrides(one for one in overrides if one is not existing)
         entry.detail(removed_override=[existing.action, when, existing.move_to])
         _refuse_recorded(schedule, when)
         _replan(row, schedule, now)
     return True
-
-
-def _overrides(row: RecurringTask) -> Any:
-    return (
-        OccurrenceOverride.objects.using(tables.database())
-        .unguarded()
-        .filter(recurring_task=row.pk)
-    )
 
 
 def _check(

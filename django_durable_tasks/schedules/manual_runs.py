@@ -30,7 +30,7 @@ from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, UniqueConflict
 from django_durable_tasks.limits import overlap
-from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.operations.operation import (
     Argument,
@@ -52,7 +52,12 @@ from django_durable_tasks.schedules.lifecycle import (
     utc,
 )
 from django_durable_tasks.schedules.misfires import OverlapDecision, decide
-from django_durable_tasks.schedules.schedule_cache import agenda_of, fire_times_of, readable
+from django_durable_tasks.schedules.schedule_cache import (
+    agenda_of,
+    fire_times_of,
+    overrides_of,
+    readable,
+)
 from django_durable_tasks.states import transitions
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -402,10 +407,11 @@ def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) 
     times = fire_times_of(row)
     first = max(start, row.start_time)
     last = end if row.end_time is None else min(end, row.end_time)
-    added = OccurrenceOverride.objects.using(tables.database()).filter(
-        recurring_task=row.pk, action=Action.ADD, fire_time__range=(start, end)
-    )
-    found = set(added.values_list("fire_time", flat=True))
+    found = {
+        one.fire_time
+        for one in overrides_of(row)
+        if one.action == Action.ADD and start <= one.fire_time <= end
+    }
     fire = times.next(first - TICK)
     while fire is not None and fire.nominal <= last:
         found.add(fire.nominal)

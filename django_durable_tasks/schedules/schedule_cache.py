@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -12,10 +12,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 from django.db.models import TextField
 from django.db.models.functions import Cast
 
-from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.encryption import StorageLocation, decrypted
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
-from django_durable_tasks.models import Calendar, CalendarDay, OccurrenceOverride, RecurringTask
+from django_durable_tasks.models import Calendar, RecurringTask
 from django_durable_tasks.schedules.agenda import Agenda, Override, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll, combined
 from django_durable_tasks.schedules.timetables.builder import checked, timetable
@@ -72,6 +71,7 @@ class ScheduleRow(NamedTuple):
     options_json: str
     timetable_json: str
     calendars_json: str
+    overrides_json: str
 
     @property
     def args(self) -> Any:
@@ -97,6 +97,11 @@ class ScheduleRow(NamedTuple):
     def calendars(self) -> Any:
         """The names of the calendars."""
         return _decoded(self.calendars_json)
+
+    @property
+    def overrides(self) -> Any:
+        """The overrides, as they are stored."""
+        return _decoded(self.overrides_json)
 
     def _decrypted(self, column: str, text: str) -> Any:
         table = RecurringTask._meta.db_table
@@ -161,35 +166,15 @@ def readable(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
     return reading
 
 
-class Calendars(dict[tuple[int, str], Version]):
-    """Maps (tenant id, name) to the version of a calendar, for a set of schedules.
-
-    Reads the overrides of all these schedules with one statement, when they are first needed.
-    """
-
-    def __init__(self, rows: Sequence[AnySchedule]) -> None:
-        super().__init__()
-        self._rows = {row.pk for row in rows if _is_saved(row)}
-        self._overrides: dict[uuid.UUID, list[Override]] | None = None
-
-    def overrides(self, row: AnySchedule) -> Sequence[Override]:
-        """Return the operator's overrides of single fire times of this schedule."""
-        if row.pk not in self._rows:
-            return _overrides([row.pk]).get(row.pk, ())
-        if self._overrides is None:
-            self._overrides = _overrides(self._rows)
-        return self._overrides.get(row.pk, ())
-
-
-def _is_saved(row: AnySchedule) -> bool:
-    return isinstance(row, ScheduleRow) or not row._state.adding
+Calendars: TypeAlias = dict[tuple[int, str], Version]
+"""Maps (tenant id, name) to the version of a calendar."""
 
 
 def calendars_of(rows: Sequence[AnySchedule], also: Iterable[str] = ()) -> Calendars:
     """Return the calendars that these rows refer to, and those named ``also``; no statement if
     there is none.
     """
-    found = Calendars(rows)
+    found: Calendars = {}
     names = {name for row in rows for name in row.calendars}.union(also)
     if names:
         versions = Calendar.objects.using(tables.database()).filter(name__in=names)
@@ -210,8 +195,7 @@ def agenda_of(row: AnySchedule, calendars: Calendars | None = None) -> Agenda:
     Raises InvalidSchedule if the row is corrupted or refers to a missing calendar.
     """
     calendars = calendars_of([row]) if calendars is None else calendars
-    overrides = calendars.overrides(row) if _is_saved(row) else ()
-    return agenda_from(row, _days_of(named_calendars(row, calendars)), overrides)
+    return agenda_from(row, _days_of(named_calendars(row, calendars)), overrides_of(row))
 
 
 def named_calendars(row: AnySchedule, calendars: Calendars) -> tuple[Version, ...]:
@@ -274,14 +258,32 @@ def _times(row: AnySchedule, days: BusinessDays | None) -> Timetable:
     )
 
 
-def _overrides(row_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
-    everything = OccurrenceOverride.objects.using(tables.database())
-    rows = tables.with_ids(everything, "recurring_task_id", row_ids)
-    found: dict[uuid.UUID, list[Override]] = {}
-    columns = rows.values_list("recurring_task_id", "fire_time", "action", "move_to", "reason")
-    for row, fire_time, action, move_to, reason in columns:
-        found.setdefault(row, []).append(Override(fire_time, action, move_to, reason))
-    return found
+def overrides_of(row: AnySchedule) -> list[Override]:
+    """Return the operator's overrides of single fire times of this schedule, by fire time."""
+    return [
+        Override(
+            datetime.fromisoformat(stored["fire_time"]),
+            stored["action"],
+            datetime.fromisoformat(stored["move_to"]) if stored["move_to"] else None,
+            stored["reason"],
+            stored["by"],
+        )
+        for stored in row.overrides
+    ]
+
+
+def stored_overrides(overrides: Iterable[Override]) -> list[dict[str, Any]]:
+    """Return the overrides as ``RecurringTask.overrides`` stores them."""
+    return [
+        {
+            "fire_time": override.fire_time.isoformat(),
+            "action": str(override.action),
+            "move_to": override.move_to.isoformat() if override.move_to else None,
+            "reason": override.reason,
+            "by": override.by,
+        }
+        for override in sorted(overrides, key=lambda override: override.fire_time)
+    ]
 
 
 def _business_days(version: Version) -> BusinessDays:
@@ -296,11 +298,6 @@ def _business_days(version: Version) -> BusinessDays:
 
 def business_days(calendar: Calendar) -> BusinessDays:
     """Return the calendar as BusinessDays. Raises InvalidCalendar if it has no working day."""
-    rows = CalendarDay.objects.using(tables.database()).filter(calendar=calendar.pk)
-    special = [
-        SpecialDay(day, DayKind(kind), name, until)
-        for day, kind, name, until in rows.values_list("date", "kind", "name", "until")
-    ]
     return BusinessDays(
-        name=calendar.name, working_days=tuple(calendar.working_days), special=tuple(special)
+        name=calendar.name, working_days=tuple(calendar.working_days), special=calendar.special
     )

@@ -43,6 +43,7 @@ _BOOKKEEPING = frozenset(
         "next_run_at",
         "watermark_at",
         "last_run_at",
+        "overrides",
         "ledger_from",
         "tzdata_version",
         "revision",

@@ -20,6 +20,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.cluster import LONG_EXPIRED, lease_name
 from django_durable_tasks.models.fields import DatabaseNow, instant
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.store import postgresql
 from django_durable_tasks.store.connections import cursor
@@ -29,6 +30,7 @@ from django_durable_tasks.store.postgresql import text_array, uuid_array
 
 
 M = TypeVar("M", bound=Model)
+G = TypeVar("G", bound=GuardedModel)
 NOW = DatabaseNow()
 _TOGETHER = 100
 """The maximum number of querysets in one UNION."""
@@ -37,6 +39,13 @@ _TOGETHER = 100
 def database() -> str:
     """Return the alias of the database that contains the tables."""
     return conf.settings().DATABASE
+
+
+def unguarded(model: type[G]) -> GuardedQuerySet[G]:
+    """Return all rows of a guarded model, for the engine, which may write through it."""
+    rows: Any = model._default_manager.using(database())
+    found: GuardedQuerySet[G] = rows.unguarded()
+    return found
 
 
 def tasks() -> TaskQuerySet:

@@ -103,11 +103,10 @@ SILENCED_SYSTEM_CHECKS = ["durable_tasks.W011"]
 CUSTOMERS = ("acme", "globex", "initech")
 CUSTOMERS_PORT = int(os.environ.get("CUSTOMERS_PORT") or 8100)
 DURABLE_TASKS = {
-    "API": True,  # without API_TASKS, clients create callbacks and messages, and no other task
+    # Without API_TASKS, clients of the HTTP API create callbacks and messages, and no other task.
     "HTTP_SIGNING_KEYS": ["only for the example: a random text of your own"],
     "HTTP_ALLOW": [f"127.0.0.1:{CUSTOMERS_PORT}"],  # the simulated servers are on this machine
     "QUEUE_ALLOW": [f"{_prefix}customer.{{tenant}}"],
-    "NOTIFICATIONS": True,
     "NOTIFICATION_EMAIL_ALLOW": [f"*@{slug}.example" for slug in CUSTOMERS],
     **json.loads(os.environ.get("DURABLE_TASKS", "{}")),
 }

@@ -11,7 +11,6 @@ SHORTENED = {
     "NODE_TIMEOUT": 5,
     "NODE_HEARTBEAT": 1,
     "LEADER_LEASE": 4,
-    "LEADER_RENEW": 1,
     "LEASE": 10,
     "HEARTBEAT": 3,
     "REPUBLISH_AFTER": 5,

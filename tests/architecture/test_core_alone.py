@@ -57,7 +57,7 @@ settings.configure(
     STATIC_URL="/static/",
     ALLOWED_HOSTS=["testserver"],
     USE_TZ=True,
-    DURABLE_TASKS={"API": True, "API_SESSIONS": True} if WITH_API else {},
+    DURABLE_TASKS={"API_SESSIONS": True} if WITH_API else {},
 )
 app = Celery("alone", broker="memory://", set_as_current=True)
 app.set_default()
@@ -75,7 +75,7 @@ try:
 except SystemExit as ended:
     assert ended.code == 2  # there is no such calendar
 tables = {name for name in connection.introspection.table_names() if name.startswith("durable")}
-assert len(tables) == (26 if WITH_API else 20), tables
+assert len(tables) == (23 if WITH_API else 18), tables
 loaded = [name for name in sys.modules if name.startswith("django_durable_tasks.contrib.")]
 # The API documents the messages of notifications, whose types need no model.
 types = "django_durable_tasks.contrib.notifications.events"

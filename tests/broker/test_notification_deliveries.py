@@ -54,7 +54,6 @@ def given(receiver: Listener) -> dict[str, Any]:
     """The settings of this process, the scheduler and the worker."""
     return {
         **SHORT,
-        "NOTIFICATIONS": True,
         "HTTP_ALLOW": [f"127.0.0.1:{receiver.port}"],
         "HTTP_TIMEOUT": 20,
         "WATCHDOG_URL": receiver.url("/watchdog"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -17,9 +16,8 @@ CHARTS = "/admin/durable_tasks_metrics/metricminute/"
 
 
 def test_an_operator_sees_the_charts_of_a_queue_and_their_values(
-    visit: Visit, settings: Any
+    visit: Visit,
 ) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True}
     now = database_now()
     for ago in range(1, 50):
         a_minute(now - timedelta(minutes=ago), 20 + ago % 7, seconds=0.08 * (1 + ago % 5))

@@ -4,7 +4,7 @@ it did not run.
 
 import pytest
 
-from django_durable_tasks.models import Calendar, OccurrenceOverride, RecurringTask
+from django_durable_tasks.models import Calendar, RecurringTask
 from tests.browser.conftest import Visit
 from tests.browser.test_admin import APP
 from tests.database.recurring.schedules import a_schedule, at, fire
@@ -74,12 +74,12 @@ def test_an_operator_skips_the_next_fire_time_from_the_table_and_restores_it(vis
     visit.write("reason", "holiday")
     visit.find("[type='submit'].default").click()
     visit.shows("Overridden fire times")
-    assert OccurrenceOverride.objects.get().action == "SKIP"
+    assert [one["action"] for one in RecurringTask.objects.get().overrides] == ["SKIP"]
     visit.press("Remove…")
     visit.shows("The fire time follows the schedule again.")
     visit.find("[type='submit'].default").click()
     visit.shows("Override removed")
-    assert not OccurrenceOverride.objects.exists()
+    assert RecurringTask.objects.get().overrides == []
 
 
 def test_an_operator_imports_holidays_previews_the_year_and_saves_the_calendar(

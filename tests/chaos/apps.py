@@ -27,7 +27,10 @@ class ChaosConfig(AppConfig):
 
     def ready(self) -> None:
         from django_durable_tasks.celery import publisher
+        from django_durable_tasks.contrib.callbacks import endpoints
 
+        # Seconds. A breaker that opens for the pause of production would end after the run.
+        endpoints.PAUSE = 1.0
         if os.environ.get("CHAOS_CLOCK"):
             sys.stderr.write(f"chaos clock {datetime.now(UTC).isoformat()}\n")
         if os.environ.get(VARIABLE):

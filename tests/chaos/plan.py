@@ -14,7 +14,6 @@ SETTINGS: dict[str, float] = {
     "NODE_HEARTBEAT": 1,
     "NODE_TIMEOUT": 4,
     "LEADER_LEASE": 4,
-    "LEADER_RENEW": 1,
     "REPUBLISH_AFTER": 5,
     "POLL": 0.2,
     "BROKER_BACKOFF": 1,

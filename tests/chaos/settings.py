@@ -30,13 +30,10 @@ INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]
 CELERY_IMPORTS = ["tests.chaos.bodies"]
 
 DURABLE_TASKS = {
-    "METRICS": True,
-    "NOTIFICATIONS": True,
     "HTTP_ALLOW": ["127.0.0.1"],
     "HTTP_PORTS": list(range(1_024, 65_536)),
     "HTTP_SIGNING_KEYS": ["chaos" * 8],
     "HTTP_TIMEOUT": 3,
-    "HTTP_BREAKER_PAUSE": 1,
     **DURABLE_TASKS,
 }
 
@@ -73,8 +70,6 @@ def _session(configuration: Configuration) -> str:
 
 if VARIABLE in os.environ:
     drawn = Configuration.of(os.environ[VARIABLE])
-    # Their tasks leave no marks, so a process that runs one would look idle.
-    DURABLE_TASKS |= {"METRICS": False, "NOTIFICATIONS": False}
     if drawn.global_limit:
         DURABLE_TASKS["LIMITS"] = {"global": {"max_concurrency": drawn.global_limit}}
     globals().update({name: CELERY[name] for name in drawn.celery})

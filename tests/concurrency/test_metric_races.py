@@ -18,12 +18,6 @@ from tests.database.transitions.transition_calls import FAILURE, end, succeed
 from tests.factories import many_tasks
 
 
-@pytest.fixture(autouse=True)
-def counted(settings: Any) -> None:
-    """Count for the metrics."""
-    settings.DURABLE_TASKS = {"METRICS": True}
-
-
 def _end_all(tasks: list[Task]) -> int:
     for number, task in enumerate(tasks):
         if number % 3:

@@ -66,7 +66,7 @@ WITH_CURL = [page for page in pages() if _commands(page)]
 @pytest.mark.django_db
 @pytest.mark.parametrize("page", WITH_CURL, ids=name_of)
 def test_every_curl_command_of_a_page_succeeds(page: Path, settings: Any) -> None:
-    settings.DURABLE_TASKS = {"API": True, "API_TASKS": ["tests.project.tasks.*"]}
+    settings.DURABLE_TASKS = {"API_TASKS": ["tests.project.tasks.*"]}
     tenant = Tenant.objects.get(pk=1)
     key = access.create_key(tenant, "docs", tuple(ApiScope), now=timezone.now()).text
     task = str(a_task().pk)

@@ -28,7 +28,6 @@ SHORT: Mapping[str, float] = {
     "NODE_HEARTBEAT": 1,
     "NODE_TIMEOUT": 4,
     "LEADER_LEASE": 2,
-    "LEADER_RENEW": 0.5,
     "REPUBLISH_AFTER": 3,
     "POLL": 0.2,
     "BROKER_BACKOFF": 1,

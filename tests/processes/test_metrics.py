@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from tests.database.metrics.counting import recount, totals
+from tests.process_state import count_endings
 from tests.processes.cluster import SHORT, Program, cluster_in
 from tests.processes.rows import ended
 from tests.project import bodies
@@ -44,8 +45,9 @@ def test_totals_equal_a_recount_after_workers_and_the_leader_were_killed_under_l
     rows: None, tmp_path: Path, settings: Any
 ) -> None:
     MetricMinute._base_manager.all().delete()
-    settings.DURABLE_TASKS = {**SHORT, "METRICS": True}
-    with cluster_in(tmp_path, {**SHORT, "METRICS": True}) as cluster:
+    settings.DURABLE_TASKS = dict(SHORT)
+    count_endings()
+    with cluster_in(tmp_path, SHORT) as cluster:
         worker, leader = cluster.worker(), cluster.scheduler("--metrics-port", "0")
         other = cluster.scheduler("--metrics-port", "0")
         cluster.ready()

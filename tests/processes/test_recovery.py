@@ -71,7 +71,7 @@ def test_a_killed_leader_is_replaced_and_work_continues(cluster: Cluster) -> Non
 
 
 def test_a_leader_that_stops_releases_its_lease(rows: None, tmp_path: Path) -> None:
-    with cluster_in(tmp_path, {**SHORT, "LEADER_LEASE": 300, "LEADER_RENEW": 1}) as cluster:
+    with cluster_in(tmp_path, {**SHORT, "LEADER_LEASE": 300}) as cluster:
         SchedulerLease.objects.update(expires_at="2000-01-01T00:00:00Z")
         cluster.scheduler()
         cluster.scheduler()

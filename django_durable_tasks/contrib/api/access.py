@@ -22,7 +22,6 @@ from django_durable_tasks.contrib.api.models import (
     ApiKey,
     ApiKeyQuerySet,
     StaffTenant,
-    StaffTenantQuerySet,
     TenantQuota,
 )
 from django_durable_tasks.contrib.api.values import (
@@ -44,7 +43,7 @@ from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.operation import Argument, Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import ReceivedTime, estimated_now
+from django_durable_tasks.store.clock import ReceivedTime, aware, estimated_now
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.statements import sql
 
@@ -239,12 +238,12 @@ def _with_tenant_and_counted(
     if rate is None:
         rows = tables.read(sql("api_key"), {"identifier": given.identifier})
         return VerifiedKey(_key_from(rows[0]), _received(rows[0][-1])) if rows else None
-    counted = {**quotas.rate_parameters(rate, now), "digest": given.digest, "now": now}
+    counted = {**quotas.rate_parameters(rate, now), "digest": given.digest}
     rows = tables.read(sql("counted_api_key"), {"identifier": given.identifier, **counted})
     if not rows:
         return None
-    *columns, read_at, free_at = rows[0]
-    decision = None if free_at is None else rate.decision(True, free_at - counted["at"])
+    *columns, read_at, full_at = rows[0]
+    decision = None if full_at is None else quotas.admitted(rate, aware(full_at), now)
     return VerifiedKey(_key_from(columns), _received(read_at), decision)
 
 
@@ -285,19 +284,13 @@ def record_key_use(row: ApiKey, now: datetime) -> None:
 # removed sees none. Only ``all_tenants`` of ``unassign_staff`` ends the limit.
 
 
-def assignments() -> StaffTenantQuerySet:
-    """Return a queryset of all assignments, without the guard against writes."""
-    found: StaffTenantQuerySet = StaffTenant.objects.using(tables.database())
-    return found.unguarded()
-
-
 def tenants_of(user: Any) -> frozenset[int] | None:
     """Return the ids of the tenants that this user may see, possibly none of them; None if these
     are all.
     """
     if user.is_superuser:
         return None
-    rows = assignments().filter(user_key=str(user.pk))
+    rows = tables.unguarded(StaffTenant).filter(user_key=str(user.pk))
     found = set(rows.values_list("tenant_id", flat=True))
     return frozenset(found - {None}) if found else None
 
@@ -316,7 +309,10 @@ def unlimited_users(number: int) -> list[UnlimitedUser]:
     rows = users._default_manager.order_by(users.USERNAME_FIELD)
     for name in {"is_staff", "is_active"} & columns:
         rows = rows.filter(**{name: True})
-    limited, found = set(assignments().values_list("user_key", flat=True)), list[UnlimitedUser]()
+    limited, found = (
+        set(tables.unguarded(StaffTenant).values_list("user_key", flat=True)),
+        list[UnlimitedUser](),
+    )
     for user in rows.iterator():
         assigned, reason = str(user.pk) in limited, "was never limited to tenants"
         if user.is_superuser:
@@ -361,9 +357,13 @@ def assign_staff(tenant: Tenant, username: Username) -> int:
     with recorded("tenant.assign_staff") as entry:
         rows = Tenant.objects.using(tables.database())
         tables.locked_for_change(rows).get(pk=tenant.pk)
-        if assignments().filter(user_key=str(user.pk), tenant_id=tenant.pk).exists():
+        if (
+            tables.unguarded(StaffTenant)
+            .filter(user_key=str(user.pk), tenant_id=tenant.pk)
+            .exists()
+        ):
             return 0
-        assignments().create(
+        tables.unguarded(StaffTenant).create(
             user_key=str(user.pk),
             username=username[:200],
             tenant_id=tenant.pk,
@@ -371,7 +371,7 @@ def assign_staff(tenant: Tenant, username: Username) -> int:
             reason=current_actor().reason[:500],
         )
         # After the insert, so that the user is limited at every moment.
-        assignments().filter(user_key=str(user.pk), tenant__isnull=True).delete()
+        tables.unguarded(StaffTenant).filter(user_key=str(user.pk), tenant__isnull=True).delete()
         entry.changed("tenant", tenant.pk, {}, {"staff": username}, tenant.pk)
     return 1
 
@@ -425,7 +425,7 @@ def unassign_staff(
     before: dict[str, Any] = {"staff": username}
     after: dict[str, str] = {}
     named = Q(username=username) if user is None else Q(user_key=str(user.pk))
-    rows = assignments().filter(named)
+    rows = tables.unguarded(StaffTenant).filter(named)
     # The audit entry is about ``tenant``, also if the user is removed from all tenants.
     with recorded("tenant.unassign_staff") as entry:
         if all_tenants:

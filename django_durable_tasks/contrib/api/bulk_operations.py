@@ -17,7 +17,7 @@ from django_durable_tasks.choices import OPEN, REPLAYABLE
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.contrib.api.idempotent_requests import prune_requests
-from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation, BulkOperationQuerySet
+from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
 from django_durable_tasks.contrib.api.values import TaskFilter, task_filter
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import QuotaExceeded, TransitionRefused
@@ -41,12 +41,6 @@ _STARTED_MAX = 10
 _STATUSES = {BulkKind.CANCEL: OPEN, BulkKind.REPLAY: REPLAYABLE}
 
 
-def bulk_operations() -> BulkOperationQuerySet:
-    """Return a queryset of all bulk operations, without the guard against writes."""
-    found: BulkOperationQuerySet = BulkOperation.objects.using(tables.database())
-    return found.unguarded()
-
-
 def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
     """Create an operation and the task that performs it.
 
@@ -55,7 +49,9 @@ def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
     until = which.end_id or uuid.UUID(int=2**128 - 1)
     with recorded(f"tasks.bulk_{kind.lower()}") as entry:
         tables.locked_for_change(Tenant.objects.using(tables.database()).filter(pk=tenant.pk)).get()
-        started = bulk_operations().filter(tenant_id=tenant.pk, completed_at__isnull=True)
+        started = tables.unguarded(BulkOperation).filter(
+            tenant_id=tenant.pk, completed_at__isnull=True
+        )
         if started.count() >= _STARTED_MAX:
             raise TransitionRefused(
                 f"The tenant has {_STARTED_MAX} operations that have not ended: wait for one of"
@@ -76,10 +72,10 @@ def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
         )
         row.task_id = enqueue.submit(call)
         row.until_id = min(until, row.task_id)
-        bulk_operations().bulk_create([row])
+        tables.unguarded(BulkOperation).bulk_create([row])
         entry.subject("operation", row.pk, tenant.pk)
         entry.detail(filters=row.filters)
-    return bulk_operations().get(pk=row.pk)
+    return tables.unguarded(BulkOperation).get(pk=row.pk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
     with tables.atomic():
         bound_transaction()
         row = tables.locked_for_change(
-            bulk_operations().filter(pk=operation_id, tenant_id=tenant_id)
+            tables.unguarded(BulkOperation).filter(pk=operation_id, tenant_id=tenant_id)
         ).get()
         if row.completed_at is not None:
             return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
@@ -125,7 +121,7 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         row.errors = [*row.errors, *errors][:_ERRORS]
         row.completed_at = now if len(read) < EXAMINED else None
         columns = ("last_id", "matched", "changed", "failed", "errors", "completed_at")
-        bulk_operations().bulk_update([row], columns)
+        tables.unguarded(BulkOperation).bulk_update([row], columns)
     return BulkProgress(row.matched, row.changed, row.failed, row.completed_at is not None)
 
 
@@ -176,10 +172,10 @@ def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> tuple[int, list[dict[str
 
 def prune_operations(now: datetime, limit: int) -> int:
     """Delete operations 30 days after their creation, at most ``limit``; return how many."""
-    old = bulk_operations().filter(created_at__lt=now - _KEPT).order_by("created_at")
+    old = tables.unguarded(BulkOperation).filter(created_at__lt=now - _KEPT).order_by("created_at")
     ids = list(old.values_list("pk", flat=True)[:limit])
     if ids:
-        bulk_operations().filter(pk__in=ids).delete()
+        tables.unguarded(BulkOperation).filter(pk__in=ids).delete()
     return len(ids)
 
 

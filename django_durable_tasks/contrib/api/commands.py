@@ -15,7 +15,8 @@ from django_durable_tasks.command.subcommand import (
     tenant_named,
 )
 from django_durable_tasks.contrib.api import access, quotas
-from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet
+from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet, StaffTenant
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.tables import database
 
@@ -134,7 +135,7 @@ def staff(options: Options, out: Output) -> int:
 
 def _list_staff(out: Output) -> int:
     """List the assignments, limited users without a tenant, and the users who see all tenants."""
-    assignments = access.assignments().select_related("tenant")
+    assignments = tables.unguarded(StaffTenant).select_related("tenant")
     listed = list(assignments.order_by("username", "tenant_id")[:_MOST])
     assigned = {row.user_key for row in listed if row.tenant is not None}
     shown = {

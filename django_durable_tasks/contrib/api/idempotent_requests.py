@@ -20,7 +20,7 @@ from django_durable_tasks.audit import (
     collected_entries,
     insert_entries,
 )
-from django_durable_tasks.contrib.api.models import IdempotentRequest, IdempotentRequestQuerySet
+from django_durable_tasks.contrib.api.models import IdempotentRequest
 from django_durable_tasks.contrib.api.quotas import tenant_quotas
 from django_durable_tasks.encryption import EncryptedValue, StorageLocation, decrypted, encrypted
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
@@ -71,12 +71,6 @@ class StoredAnswer:
     replayed: bool = False
 
 
-def requests() -> IdempotentRequestQuerySet:
-    """Return a queryset of all stored answers, without the guard against writes."""
-    found: IdempotentRequestQuerySet = IdempotentRequest.objects.using(tables.database())
-    return found.unguarded()
-
-
 def once(
     identity: RequestIdentity, now: datetime, limits: TimeLimits, act: Callable[[], StoredAnswer]
 ) -> StoredAnswer:
@@ -88,12 +82,12 @@ def once(
     """
     row = _inserted_first(identity, limits)
     if row is None:
-        existing = requests().filter(
+        existing = tables.unguarded(IdempotentRequest).filter(
             tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
         )
         row = existing.first() or _uncommitted(existing, identity)
         if row is not None and row.created_at < now - _KEPT:
-            requests().filter(pk=row.pk).delete()
+            tables.unguarded(IdempotentRequest).filter(pk=row.pk).delete()
             row = None
     row = row or _inserted(identity, limits)
     if row is None:
@@ -116,7 +110,9 @@ def once(
 def _store(row: IdempotentRequest, answer: StoredAnswer, entries: Sequence[AuditEntry]) -> None:
     """Store the answer and insert the audit entries."""
     body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
-    requests().filter(pk=row.pk).update(status_code=answer.status_code, body=body, headers=headers)
+    tables.unguarded(IdempotentRequest).filter(pk=row.pk).update(
+        status_code=answer.status_code, body=body, headers=headers
+    )
     insert_entries(entries)
 
 
@@ -164,7 +160,7 @@ def _inserted(identity: RequestIdentity, limits: TimeLimits) -> IdempotentReques
     """Insert the row of the key; None if a concurrent request has it."""
     try:
         with in_progress(identity), tables.atomic():
-            return requests().create(
+            return tables.unguarded(IdempotentRequest).create(
                 tenant_id=identity.tenant_id,
                 key=identity.key,
                 operation=identity.operation,
@@ -210,10 +206,14 @@ def _stored(body: Any) -> Any:
 
 def prune_requests(now: datetime, limit: int) -> int:
     """Delete stored answers after their retention, at most ``limit``; return how many."""
-    old = requests().filter(created_at__lt=now - _KEPT).order_by("created_at")
+    old = (
+        tables.unguarded(IdempotentRequest)
+        .filter(created_at__lt=now - _KEPT)
+        .order_by("created_at")
+    )
     ids = list(old.values_list("pk", flat=True)[:limit])
     if ids:
-        requests().filter(pk__in=ids).delete()
+        tables.unguarded(IdempotentRequest).filter(pk__in=ids).delete()
     return len(ids)
 
 

@@ -1,4 +1,4 @@
-"""The tables of the HTTP API: quotas and request rates of tenants, their staff users, API keys,
+"""The tables of the HTTP API: quotas of tenants, their staff users, API keys,
 answered requests and bulk operations.
 """
 
@@ -26,7 +26,7 @@ from django_durable_tasks.models.tasks import new_task_id
 
 
 class TenantQuotaQuerySet(GuardedQuerySet["TenantQuota"]):
-    """The queryset of quotas."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class TenantQuota(GuardedModel):
@@ -77,40 +77,11 @@ class TenantQuota(GuardedModel):
         return str(self.tenant_id)
 
 
-# TenantRequests: the request rate of a tenant.
-
-
-class TenantRequestsQuerySet(GuardedQuerySet["TenantRequests"]):
-    """The queryset of request rates."""
-
-
-class TenantRequests(GuardedModel):
-    """When the whole window of requests of a tenant will be free again, in microseconds since 1970.
-
-    It is not a column of the quota, whose row stays locked until a request has committed.
-    """
-
-    instead: ClassVar[str] = "quotas.admit_requests(...) writes these rows for the HTTP API."
-
-    tenant = models.OneToOneField(
-        "django_durable_tasks.Tenant", models.CASCADE, primary_key=True, related_name="+"
-    )
-    free_at = models.BigIntegerField(db_default=0)
-
-    objects = TenantRequestsQuerySet.as_manager()
-
-    class Meta:
-        db_table = "durable_tasks_tenant_requests"
-
-    def __str__(self) -> str:
-        return str(self.tenant_id)
-
-
 # StaffTenant: a tenant to which a staff user is limited.
 
 
 class StaffTenantQuerySet(GuardedQuerySet["StaffTenant"]):
-    """The queryset of assignments."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class StaffTenant(GuardedModel):
@@ -221,7 +192,7 @@ class ApiKey(GuardedModel):
 
 
 class IdempotentRequestQuerySet(GuardedQuerySet["IdempotentRequest"]):
-    """The queryset of stored answers."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class IdempotentRequest(GuardedModel):
@@ -277,7 +248,7 @@ class BulkKind(StrEnum):
 
 
 class BulkOperationQuerySet(TenantQuerySet["BulkOperation"]):
-    """The queryset of bulk operations."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class BulkOperation(GuardedModel):

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 from django.db import connections
-from django.db.models import F, Q, QuerySet
+from django.db.models import ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Greatest
 from django.utils.translation import gettext_lazy as _
 
@@ -18,9 +18,6 @@ from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.choices import OPEN, RecurringStatus, Status
 from django_durable_tasks.contrib.api.models import (
     TenantQuota,
-    TenantQuotaQuerySet,
-    TenantRequests,
-    TenantRequestsQuerySet,
 )
 from django_durable_tasks.contrib.api.values import (
     NUMBERS,
@@ -35,11 +32,19 @@ from django_durable_tasks.contrib.api.values import (
 from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
 from django_durable_tasks.limits.config import limits_in_force
 from django_durable_tasks.limits.scopes import scope_of_tenant
-from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask, Task, Tenant
+from django_durable_tasks.models import (
+    DEFAULT_TENANT_ID,
+    Calendar,
+    LimitBucket,
+    RecurringTask,
+    Task,
+    Tenant,
+)
+from django_durable_tasks.models.fields import InstantField, constant
 from django_durable_tasks.operations.operation import Argument, Target, operation
 from django_durable_tasks.signals import quota_refused
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.clock import aware, estimated_now
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.statements import sql
 
@@ -60,12 +65,6 @@ _COUNTED_AGAIN = timedelta(seconds=1)
 """A tenant without a free place is not counted again for each of its schedules, which would let it
 slow down the leader.
 """
-
-
-def quota_rows() -> TenantQuotaQuerySet:
-    """Return a queryset of all quotas, without the guard against writes."""
-    found: TenantQuotaQuerySet = TenantQuota.objects.using(tables.database())
-    return found.unguarded()
 
 
 def tenant_quotas(tenant: Tenant) -> Quotas:
@@ -159,7 +158,7 @@ def set_quotas(
     with recorded("tenant.set_quotas") as entry:
         row = _locked(tenant)
         before = {name: getattr(row, name) for name in checked}
-        quota_rows().filter(pk=tenant.pk).update(
+        tables.unguarded(TenantQuota).filter(pk=tenant.pk).update(
             **checked,
             creations_left=0,
             set_by=actor.by[:200],
@@ -171,10 +170,12 @@ def set_quotas(
 
 def _locked(tenant: Tenant) -> TenantQuota:
     """Return the locked row of a tenant's quota; inserts it if it is missing."""
-    rows = tables.locked_for_change(quota_rows().filter(pk=tenant.pk))
+    rows = tables.locked_for_change(tables.unguarded(TenantQuota).filter(pk=tenant.pk))
     row = rows.first()
     if row is None:
-        quota_rows().bulk_create([TenantQuota(tenant_id=tenant.pk)], ignore_conflicts=True)
+        tables.unguarded(TenantQuota).bulk_create(
+            [TenantQuota(tenant_id=tenant.pk)], ignore_conflicts=True
+        )
         row = rows.get()
     return row
 
@@ -188,7 +189,9 @@ def charge_some_open_tasks(tenant: Tenant, wanted: int) -> int:
     if left < wanted:
         left = max(0, most - _counted(open_tasks(tenant.pk), most))
     admitted = min(wanted, left)
-    quota_rows().filter(pk=tenant.pk).update(creations_left=min(left - admitted, _GRANTED))
+    tables.unguarded(TenantQuota).filter(pk=tenant.pk).update(
+        creations_left=min(left - admitted, _GRANTED)
+    )
     return admitted
 
 
@@ -211,7 +214,7 @@ def charge_open_tasks(tenant: Tenant, created: int) -> None:
     most = tenant_quotas(tenant).open_tasks
     if most is None or created < 1:
         return
-    row = quota_rows().filter(pk=tenant.pk)
+    row = tables.unguarded(TenantQuota).filter(pk=tenant.pk)
     if row.filter(creations_left__gte=created).update(creations_left=F("creations_left") - created):
         return
     _locked(tenant)
@@ -257,14 +260,16 @@ def admit_open_tasks(wanted: Mapping[int, int], now: datetime) -> dict[int, Open
     tenants = sorted(wanted.keys() - {DEFAULT_TENANT_ID})
     if not tenants:
         return {}
-    own = dict(quota_rows().filter(pk__in=tenants).values_list("pk", "open_tasks"))
+    own = dict(tables.unguarded(TenantQuota).filter(pk__in=tenants).values_list("pk", "open_tasks"))
     general = quotas_of(conf.quotas()).open_tasks
     limits = {pk: general if own.get(pk) is None else own[pk] for pk in tenants}
     bounded = {pk: most for pk, most in limits.items() if most is not None}
     if not bounded:
         return {}
     full = process_state.of(_Full).since
-    rows = tables.locked_for_change(quota_rows().filter(pk__in=bounded), skip_locked=True)
+    rows = tables.locked_for_change(
+        tables.unguarded(TenantQuota).filter(pk__in=bounded), skip_locked=True
+    )
     granted = dict(rows.order_by("pk").values_list("pk", "creations_left"))
     found = {}
     for pk, most in bounded.items():
@@ -281,7 +286,7 @@ def admit_open_tasks(wanted: Mapping[int, int], now: datetime) -> dict[int, Open
             if not free and len(full) < _COUNTED:
                 full[pk] = now
         if left is not None:
-            quota_rows().filter(pk=pk).update(creations_left=left)
+            tables.unguarded(TenantQuota).filter(pk=pk).update(creations_left=left)
         found[pk] = OpenTaskQuota(most, admitted)
     return found
 
@@ -377,15 +382,20 @@ def _used(rows: QuerySet[Any], limit: int | None) -> int:
 
 
 # The request rate of tenants in the database.
+#
+# The bucket of a tenant contains when it is full again, which may be in the future: each request
+# moves this time by the part of the window that it takes (``values.RequestRate``).
 
 
-_SKEW = 60_000_000
-"""The largest difference between the times of concurrent requests, in microseconds."""
+_SKEW = timedelta(minutes=1)
+"""The largest difference between the times of concurrent requests."""
+_MICROSECOND = timedelta(microseconds=1)
 
 
-def _rows(tenant_id: int) -> TenantRequestsQuerySet:
-    found: TenantRequestsQuerySet = TenantRequests.objects.using(tables.database())
-    return found.unguarded().filter(pk=tenant_id)
+def request_buckets(tenant_id: int) -> QuerySet[LimitBucket]:
+    """Return the bucket of the requests of a tenant, if it has sent some."""
+    scope = f"requests:{tenant_id}"
+    return LimitBucket.objects.using(tables.database()).filter(pk=scope)
 
 
 def admit_requests(
@@ -394,60 +404,60 @@ def admit_requests(
     """Count a request, or several together, and return whether the rate admits it.
 
     One conditional UPDATE decides, so that concurrent requests cannot exceed the rate together. A
-    ``free_at`` that is more than a minute beyond the window, which is left from a slower rate or
-    another clock, counts as ``now``. Within this minute it may be from a request that read its
+    bucket that is full more than a minute beyond the window, which is left from a slower rate or
+    another clock, counts as full now. Within this minute it may be from a request that read its
     ``now`` later and was counted earlier.
     """
-    at = _microseconds(now)
-    free_at = _moved(tenant_id, rate, at, requests)
-    if free_at is None:
-        TenantRequests.objects.using(tables.database()).unguarded().bulk_create(
-            [TenantRequests(tenant_id=tenant_id)], ignore_conflicts=True
+    full_at = _moved(tenant_id, rate, now, requests)
+    if full_at is None:
+        bucket = request_buckets(tenant_id)
+        LimitBucket.objects.using(tables.database()).bulk_create(
+            [LimitBucket(scope=f"requests:{tenant_id}", refilled_at=now)], ignore_conflicts=True
         )
-        _rows(tenant_id).filter(free_at__gt=at + rate.window + _SKEW).update(free_at=at)
-        free_at = _moved(tenant_id, rate, at, requests)
-    if free_at is not None:
-        return rate.decision(True, free_at - at, requests)
-    refused_until = _rows(tenant_id).values_list("free_at", flat=True).first()
-    ahead = 0 if refused_until is None else refused_until - at
+        beyond = now + rate.window * _MICROSECOND + _SKEW
+        bucket.filter(refilled_at__gt=beyond).update(refilled_at=now)
+        full_at = _moved(tenant_id, rate, now, requests)
+    if full_at is not None:
+        return admitted(rate, full_at, now, requests)
+    refused_until = request_buckets(tenant_id).values_list("refilled_at", flat=True).first()
+    ahead = 0 if refused_until is None else (refused_until - now) // _MICROSECOND
     return rate.decision(False, ahead, requests)
 
 
-def rate_parameters(rate: RequestRate, now: datetime) -> dict[str, Any]:
-    """Return the parameters of a statement that counts a request.
+def admitted(
+    rate: RequestRate, full_at: datetime, now: datetime, requests: int = 1
+) -> RateDecision:
+    """Return the decision about requests that were counted; then the bucket is full again."""
+    return rate.decision(True, (full_at - now) // _MICROSECOND, requests)
 
-    ``at`` is ``now`` in microseconds, as ``free_at`` is stored.
-    """
-    return _parameters(rate, _microseconds(now), 1)
 
-
-def _parameters(rate: RequestRate, at: int, requests: int) -> dict[str, Any]:
+def rate_parameters(rate: RequestRate, now: datetime, requests: int = 1) -> dict[str, Any]:
+    """Return the parameters of a statement that counts requests; durations in microseconds."""
     alone = not connections[tables.database()].in_atomic_block
-    interval = rate.taken_by(requests)
-    return {"at": at, "alone": alone, "interval": interval, "window": rate.window}
-
-
-def _microseconds(now: datetime) -> int:
-    return int(now.timestamp() * 1_000_000)
+    taken = rate.taken_by(requests)
+    return {"now": now, "alone": alone, "taken": taken, "free": rate.window - taken}
 
 
 @verb
-def _moved(tenant_id: int, rate: RequestRate, at: int, requests: int) -> int | None:
-    """Count the requests and return the new ``free_at``; None if the rate does not admit it."""
-    interval = rate.taken_by(requests)
-    free = Q(free_at__lte=at + rate.window - interval)
-    if not _rows(tenant_id).filter(free).update(free_at=Greatest(F("free_at"), at) + interval):
+def _moved(tenant_id: int, rate: RequestRate, now: datetime, requests: int) -> datetime | None:
+    """Count the requests and return when the bucket is full again; None if the rate does not admit
+    them.
+    """
+    taken, window = rate.taken_by(requests) * _MICROSECOND, rate.window * _MICROSECOND
+    free = request_buckets(tenant_id).filter(refilled_at__lte=now + window - taken)
+    later = ExpressionWrapper(Greatest(F("refilled_at"), constant(now)) + taken, InstantField())
+    if not free.update(refilled_at=later):
         return None
-    return int(_rows(tenant_id).values_list("free_at", flat=True).get())
+    return request_buckets(tenant_id).values_list("refilled_at", flat=True).get()
 
 
 @_moved.on(POSTGRESQL)
 def _moved_in_one_statement(
-    tenant_id: int, rate: RequestRate, at: int, requests: int
-) -> int | None:
-    parameters = {"tenant_id": tenant_id, **_parameters(rate, at, requests)}
+    tenant_id: int, rate: RequestRate, now: datetime, requests: int
+) -> datetime | None:
+    parameters = {"tenant_id": tenant_id, **rate_parameters(rate, now, requests)}
     rows = tables.read(sql("request_rate"), parameters)
-    return int(rows[0][0]) if rows else None
+    return aware(rows[0][0]) if rows else None
 
 
 def refused(tenant_id: int, quota: str, detail: str) -> None:

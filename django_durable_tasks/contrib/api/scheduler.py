@@ -255,9 +255,9 @@ class MetricsViewSet(ApiViewSet):
         media_types=("text/plain", "text/*", "application/openmetrics-text"),
     )
     def list(self, request: Request) -> HttpResponse:
-        """Return the metrics as text for Prometheus or OpenMetrics; 404 unless METRICS is set."""
-        if not conf.settings().METRICS:
-            raise Problem(problems.NOT_FOUND, "The setting METRICS is off.")
+        """Return the metrics as text for Prometheus or OpenMetrics; 404 unless
+        `django_durable_tasks.contrib.metrics` is installed.
+        """
         try:
             metrics: Any = apps.get_app_config("durable_tasks_metrics")
             body, content_type = metrics.text(request.headers.get("Accept", ""))

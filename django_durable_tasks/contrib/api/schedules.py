@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from django.db import IntegrityError
@@ -107,7 +108,7 @@ class ScheduleAnswer(Answer):
         hidden = (
             *("task", "args", "kwargs", "options", "declaration", "encryption_key"),
             *("paused_at", "undeclared_at", "watermark_at", "ledger_from", "tzdata_version"),
-            *("source", "revision", "overlap_key", "jitter_percent"),
+            *("source", "revision", "overlap_key", "jitter_percent", "overrides"),
         )
 
 
@@ -339,7 +340,7 @@ class CalendarAnswer(Answer):
 
     class Meta:
         model = Calendar
-        hidden = ("origin", "revision", "reason")
+        hidden = ("days", "origin", "revision", "reason")
 
 
 class CalendarViewSet(ReadMixin, ApiViewSet):
@@ -352,8 +353,14 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
         """Return a calendar, with its special days except in a list."""
         found = super().show(row, caller)
         if self.action != "list":
-            days = row.days.order_by("-date")[:_DAYS]
-            found["days"] = [SpecialDayBody.shown(day) for day in days]
+            found["days"] = [
+                SpecialDayBody.shown(
+                    SimpleNamespace(
+                        date=day.day, kind=day.kind.value, until=day.until, name=day.name
+                    )
+                )
+                for day in row.special[::-1][:_DAYS]
+            ]
         return found
 
     def _values(self, given: Mapping[str, Any]) -> dict[str, Any]:

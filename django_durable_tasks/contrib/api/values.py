@@ -105,8 +105,8 @@ def _checksum(body: str) -> str:
     return digits
 
 
-# The rate is a GCRA (generic cell rate algorithm, ITU-T I.371): one time per tenant, ``free_at``,
-# at which its whole window would be free again. A request moves it by the interval of one request.
+# The rate is a GCRA (generic cell rate algorithm, ITU-T I.371): one time per tenant, at which its
+# whole window would be free again. A request moves it by the interval of one request.
 
 
 NUMBERS = ("open_tasks", "recurring_tasks", "runs_per_day", "calendars", "payload_bytes")
@@ -141,7 +141,7 @@ class RequestRate:
         return self.interval * min(requests, self.number)
 
     def decision(self, admitted: bool, ahead: int, requests: int = 1) -> RateDecision:
-        """Return what is left if ``free_at`` is ``ahead`` microseconds in the future."""
+        """Return what is left if the window is free ``ahead`` microseconds from now."""
         ahead = min(max(ahead, 0), self.window)
         left = max(0, (self.window - ahead) // self.interval)
         wait = 0 if admitted else max(0, ahead + self.taken_by(requests) - self.window)

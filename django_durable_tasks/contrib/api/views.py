@@ -249,11 +249,7 @@ class ApiViewSet(GenericViewSet[Any]):
         return super().initialize_request(request, *args, **kwargs)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Check that the API is open, then the key, the rate, access, parameters and the size of
-        the body.
-        """
-        if not conf.settings().API:
-            raise Problem(problems.NOT_FOUND, problems.NOT_FOUND.title)
+        """Check the key, the rate, access, parameters and the size of the body."""
         self.format_kwarg = None
         negotiated = self.perform_content_negotiation(request)
         request.accepted_renderer, request.accepted_media_type = negotiated

@@ -405,9 +405,10 @@ class _PeriodicTask(_Foreign):
         db_table = f"{_PREFIX}periodictask"
 
 
-class _Changed(models.Model):
+class _Changed(_Foreign):
     """When beat must read its tables again."""
 
+    id = None  # type: ignore[assignment]
     ident = models.SmallIntegerField(primary_key=True)
     last_update = models.DateTimeField()
 

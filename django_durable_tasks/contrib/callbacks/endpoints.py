@@ -15,7 +15,6 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.callbacks.models import (
     DeliveryAttempt,
     Endpoint,
-    EndpointQuerySet,
 )
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.limits.config import RecentLimits
@@ -45,6 +44,9 @@ _KEPT = timedelta(days=30)
 # Endpoints that each process reads once a second. Tasks of further ones are postponed when they
 # start.
 OPEN_ENDPOINTS = 1_000
+# Seconds for which callbacks wait after the breaker opens for the first time. Most restarts of a
+# server take less; in longer outages the wait grows to 20 times this.
+PAUSE = 30.0
 _PROBE_MARGIN = 5.0
 """Seconds beyond the longest attempt after which another task may probe."""
 _CALM = 3_600.0
@@ -60,11 +62,6 @@ _CLOSED: Mapping[str, Any] = {
     "probe_until": None,
     "updated_at": DatabaseNow(),
 }
-
-
-def _endpoints() -> EndpointQuerySet:
-    found: EndpointQuerySet = Endpoint.objects.using(tables.database()).unguarded()
-    return found
 
 
 def postpone(task_id: uuid.UUID, epoch: int) -> bool:
@@ -91,7 +88,7 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
 def _open_endpoint(task_id: uuid.UUID) -> tuple[int, datetime] | None:
     """Return id and end of the pause of the task's endpoint; None if its breaker is closed."""
     key = Subquery(tables.tasks().filter(pk=task_id).values("limit_key")[:1])
-    row = _endpoints().filter(key=key, open_until__isnull=False).first()
+    row = tables.unguarded(Endpoint).filter(key=key, open_until__isnull=False).first()
     return None if row is None or row.open_until is None else (row.pk, row.open_until)
 
 
@@ -103,7 +100,9 @@ def _open_endpoint_in_one_statement(task_id: uuid.UUID) -> tuple[int, datetime] 
 
 def _probes(endpoint_id: int, open_until: datetime) -> bool:
     """Become the only prober until the longest request would have ended; return whether."""
-    free = _endpoints().filter(Q(probe_until__isnull=True) | Q(probe_until__lte=DatabaseNow()))
+    free = tables.unguarded(Endpoint).filter(
+        Q(probe_until__isnull=True) | Q(probe_until__lte=DatabaseNow())
+    )
     longest = TIMEOUT_MAX + _PROBE_MARGIN
     return bool(
         free.filter(pk=endpoint_id, open_until=open_until).update(probe_until=after(longest))
@@ -114,7 +113,9 @@ def end_pauses_after(tolerance: float) -> int:
     """End the pauses that began more than ``tolerance`` seconds later than now, because the
     database's clock was set back since then. The next task probes the endpoint. Return how many.
     """
-    later = _endpoints().filter(open_until__isnull=False, updated_at__gt=after(tolerance))
+    later = tables.unguarded(Endpoint).filter(
+        open_until__isnull=False, updated_at__gt=after(tolerance)
+    )
     return later.update(open_until=DatabaseNow(), probe_until=None, updated_at=DatabaseNow())
 
 
@@ -127,7 +128,7 @@ def open_endpoints() -> dict[str, int]:
     """
     is_open = Q(open_until__isnull=False)
     waits = Case(When(open_until__gt=DatabaseNow(), then=Value(0)), default=Value(1))
-    rows = _endpoints().filter(is_open).annotate(admitted=waits)
+    rows = tables.unguarded(Endpoint).filter(is_open).annotate(admitted=waits)
     found = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
     return {scope_of_key(key): admitted for key, admitted in found}
 
@@ -143,7 +144,7 @@ def _close(key: str) -> int:
     calm_since = after(-_CALM)
     changes = Q(failures__gt=0) | Q(open_until__isnull=False) | Q(gone_at__lte=calm_since)
     still_gone = Case(When(gone_at__gt=calm_since, then=F("gone_at")), default=None)
-    return _endpoints().filter(changes, key=key).update(**_CLOSED, gone_at=still_gone)
+    return tables.unguarded(Endpoint).filter(changes, key=key).update(**_CLOSED, gone_at=still_gone)
 
 
 @_close.on(POSTGRESQL)
@@ -158,17 +159,17 @@ def failed(key: str, tenant_id: int, reason: str, run: Run | None = None) -> flo
     Return for how many seconds the breaker opens; 0 if it does not. With the run of a task
     of the project, the first opening since the last success sends ``endpoint_changed``.
     """
-    settings, now = conf.settings(), estimated_now()
+    now = estimated_now()
     with tables.atomic():
         row = _locked(key, tenant_id)
         health = EndpointHealth(
             failures=row.failures, openings=row.openings, open_until=row.open_until
         )
         pause = answers.breaker_pause_after(
-            health, now, settings.HTTP_BREAKER_FAILURES, settings.HTTP_BREAKER_PAUSE
+            health, now, conf.settings().HTTP_BREAKER_FAILURES, PAUSE
         )
         opened = {"openings": row.openings + 1, "open_until": after(pause), "probe_until": None}
-        _endpoints().filter(pk=row.pk).update(
+        tables.unguarded(Endpoint).filter(pk=row.pk).update(
             failures=row.failures + 1,
             last_failure=reason[:200],
             updated_at=DatabaseNow(),
@@ -188,7 +189,7 @@ def stopped(key: str, tenant_id: int, reason: str, run: Run) -> None:
     """
     with tables.atomic():
         row = _locked(key, tenant_id)
-        _endpoints().filter(pk=row.pk).update(
+        tables.unguarded(Endpoint).filter(pk=row.pk).update(
             **_CLOSED, last_failure=reason[:200], gone_at=row.gone_at or DatabaseNow()
         )
         if row.gone_at is None:
@@ -196,18 +197,18 @@ def stopped(key: str, tenant_id: int, reason: str, run: Run) -> None:
 
 
 def _locked(key: str, tenant_id: int) -> Endpoint:
-    row = _endpoints().select_for_update().filter(key=key).first()
+    row = tables.unguarded(Endpoint).select_for_update().filter(key=key).first()
     if row is None:
         new = [Endpoint(key=key, tenant_id=tenant_id)]
-        _endpoints().bulk_create(new, ignore_conflicts=True)
-        row = _endpoints().select_for_update().get(key=key)
+        tables.unguarded(Endpoint).bulk_create(new, ignore_conflicts=True)
+        row = tables.unguarded(Endpoint).select_for_update().get(key=key)
     return row
 
 
 def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
     """Job: delete endpoints whose state has not changed for 30 days; return how many."""
     with dedicated_connection():
-        return _endpoints().filter(updated_at__lt=now - _KEPT).delete()[0]
+        return tables.unguarded(Endpoint).filter(updated_at__lt=now - _KEPT).delete()[0]
 
 
 # Records the HTTP requests that tasks send.

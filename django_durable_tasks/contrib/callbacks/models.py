@@ -21,7 +21,7 @@ from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 
 
 class EndpointQuerySet(GuardedQuerySet["Endpoint"]):
-    """The queryset of endpoints."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class Endpoint(GuardedModel):
@@ -85,7 +85,7 @@ class Endpoint(GuardedModel):
 
 
 class DeliveryAttemptQuerySet(GuardedQuerySet["DeliveryAttempt"]):
-    """The queryset of requests."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class DeliveryAttempt(GuardedModel):

@@ -187,10 +187,7 @@ def _charts(data: ChartData, query: ChartQuery) -> Iterator[DrawnChart]:
 
 def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterator[str]:
     """Yield why the charts are empty or shorter than the period."""
-    settings = conf.settings()
-    if not settings.METRICS:
-        yield gettext("Nothing is counted: METRICS is not set in DURABLE_TASKS.")
-    if staff_tenants.is_limited(request) and not settings.METRICS_TENANTS:
+    if staff_tenants.is_limited(request) and not conf.settings().METRICS_TENANTS:
         yield gettext(
             "You see only the tenants assigned to you, and METRICS_TENANTS is not set, so nothing"
             " is counted for each tenant."

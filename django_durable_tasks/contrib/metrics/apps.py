@@ -36,7 +36,7 @@ class MetricsConfig(AppConfig):
             ),
         )
         ended_without_attempt.connect(counts.record_endings, dispatch_uid=self.label)
-        retention.register_hold(counts.kept_since)
+        retention.register_hold(counts.settled_until)
         if _traces_are_wanted():
             try:
                 from django_durable_tasks.contrib.metrics.tracing import OpenTelemetryTraces

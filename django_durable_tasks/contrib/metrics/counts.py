@@ -26,7 +26,7 @@ from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
 from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.metrics.models import MetricMinute, MetricMinuteQuerySet
+from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
     DELAYS,
@@ -42,6 +42,7 @@ from django_durable_tasks.contrib.metrics.series import (
 )
 from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.scheduler.jobs import SLICE
 from django_durable_tasks.store import tables
@@ -64,10 +65,9 @@ Counts = dict[SeriesKey, CountedDurations]
 Place = tuple[datetime, SeriesKey]
 
 
-def counts() -> MetricMinuteQuerySet:
+def counts() -> GuardedQuerySet[MetricMinute]:
     """Return a queryset of all counts, without the guard against writes."""
-    found: MetricMinuteQuerySet = MetricMinute.objects.using(tables.database()).unguarded()
-    return found
+    return tables.unguarded(MetricMinute)
 
 
 def read_totals() -> list[tuple[SeriesKey, CountedDurations]]:
@@ -82,16 +82,11 @@ def read_totals() -> list[tuple[SeriesKey, CountedDurations]]:
 
 
 def settled_until() -> datetime | None:
-    """Return the time before which minutes are settled; None if counting has not begun."""
+    """Return the time before which minutes are settled, so that retention keeps the tasks that
+    have ended since; None if counting has not begun.
+    """
     found = counts().filter(pk=_POSITION).values_list("minute", flat=True).first()
     return None if found is None else minute_of(found)
-
-
-def kept_since() -> datetime | None:
-    """Return the time since which retention must keep ended tasks, which may not be counted yet;
-    None unless METRICS is set.
-    """
-    return settled_until() if conf.settings().METRICS else None
 
 
 # What is counted in a minute, read in pages of its table's primary key.
@@ -376,8 +371,6 @@ def record_endings(task_ids: Sequence[uuid.UUID], status: Status, **more: Any) -
 
     Tasks whose status is not ``status`` are left out, because the transition did not change them.
     """
-    if not conf.settings().METRICS:
-        return
     ended = tables.tasks().filter(pk__in=list(task_ids), status=status).order_by()
     groups = ended.values_list("tenant_id", "queue", "name").annotate(number=Count("pk"))
     found: Counts = {}
@@ -404,7 +397,7 @@ def is_due(minute: datetime, counted_at: datetime | None, now: datetime) -> bool
 
 
 class CountMetrics:
-    """Count for one slice; does nothing unless METRICS is set.
+    """Count for one slice.
 
     A round may take several slices, so that the other jobs of the leader are not delayed. Returns 1
     if it is not complete, or if older minutes are left after an outage.
@@ -416,8 +409,6 @@ class CountMetrics:
         self._left = 0
 
     def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
-        if not conf.settings().METRICS:
-            return 0
         end = time.monotonic() + SLICE
         with dedicated_connection():
             round_, self._round = self._round or self.count(now), None

@@ -13,7 +13,7 @@ from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
 class MetricMinuteQuerySet(GuardedQuerySet["MetricMinute"]):
-    """The queryset of counts."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class MetricMinute(GuardedModel):
@@ -24,7 +24,7 @@ class MetricMinute(GuardedModel):
     and the numbers of the buckets. ``span`` also marks rows that are not periods, see ``Span``.
     """
 
-    instead: ClassVar[str] = "A scheduler counts them from the tables of tasks (METRICS)."
+    instead: ClassVar[str] = "A scheduler counts them from the tables of tasks."
 
     id = models.BigAutoField(primary_key=True)
     span = models.SmallIntegerField(_("minutes"), choices=[(one.value, one.name) for one in Span])

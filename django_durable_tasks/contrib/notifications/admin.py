@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
@@ -139,13 +137,6 @@ class NotificationSettingAdmin(DurableModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).select_related("tenant")
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        """Warn if nothing is sent."""
-        if request.method == "GET" and not conf.settings().NOTIFICATIONS:
-            text = _t("DURABLE_TASKS['NOTIFICATIONS'] is False: nothing is recorded or sent.")
-            self.message_user(request, text, messages.WARNING)
-        return super().changelist_view(request, extra_context)
 
     def save_model(
         self, request: HttpRequest, obj: NotificationSetting, form: Any, change: bool

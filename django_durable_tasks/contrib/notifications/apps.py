@@ -18,20 +18,25 @@ class NotificationsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register recorders, jobs, checks, the subcommand and the tasks."""
+        """Register recorders, jobs, the subcommand and the tasks."""
         if not apps.is_installed(_CALLBACKS):
             raise ImproperlyConfigured(
                 f"{self.name} sends its messages with {_CALLBACKS}: add it to INSTALLED_APPS."
             )
         from django_durable_tasks.cluster.status import ALERT_SOURCES
         from django_durable_tasks.command.subcommand import register_command
-        from django_durable_tasks.contrib.notifications import checks, jobs, task  # noqa: F401
-        from django_durable_tasks.contrib.notifications.capture import TransitionRecorder
+        from django_durable_tasks.contrib.notifications import jobs, task  # noqa: F401
+        from django_durable_tasks.contrib.notifications.capture import (
+            TransitionRecorder,
+            limits_per_key,
+        )
         from django_durable_tasks.contrib.notifications.commands import notify
         from django_durable_tasks.contrib.notifications.deliveries import open_alerts
+        from django_durable_tasks.limits.config import KEY_LIMIT_SOURCES
         from django_durable_tasks.states.guarded_update import RECORDERS
 
         RECORDERS[self.label] = TransitionRecorder()
         ALERT_SOURCES[self.label] = open_alerts
+        KEY_LIMIT_SOURCES[self.label] = limits_per_key
         jobs.register()
         register_command(notify)

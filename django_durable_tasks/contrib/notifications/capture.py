@@ -27,11 +27,11 @@ from django_durable_tasks.contrib.notifications.events import (
 )
 from django_durable_tasks.contrib.notifications.models import (
     NotificationEvent,
-    NotificationEventQuerySet,
     NotificationSetting,
-    NotificationSettingQuerySet,
 )
+from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
+from django_durable_tasks.models.guarded import TenantQuerySet
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.tick_plan import KnownSchedule
 from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
@@ -45,7 +45,7 @@ from django_durable_tasks.store.connections import (
 )
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.statements import recordset, sql
-from django_durable_tasks.task_names import OWN_TASKS
+from django_durable_tasks.task_names import NOTIFICATION_TASK, OWN_TASKS
 from django_durable_tasks.task_values import Run
 
 # The enabled notification settings as this process knows them.
@@ -60,16 +60,19 @@ waits for another reader.
 """
 
 
-def settings_rows() -> NotificationSettingQuerySet:
+def settings_rows() -> TenantQuerySet[NotificationSetting]:
     """Return a queryset of all notification settings, without the guard against writes."""
-    found: NotificationSettingQuerySet = NotificationSetting.objects.using(tables.database())
+    found: TenantQuerySet[NotificationSetting] = NotificationSetting.objects.using(
+        tables.database()
+    )
     return found.unguarded()
 
 
 class Subscriptions:
-    """The enabled settings at one moment."""
+    """The enabled settings at one moment. ``stored`` counts the disabled ones too."""
 
-    def __init__(self, settings: Iterable[NotificationSetting] = ()) -> None:
+    def __init__(self, settings: Iterable[NotificationSetting] = (), stored: int = 0) -> None:
+        self.stored = stored
         self._by_tenant: dict[int, list[NotificationSetting]] = {}
         self.types: frozenset[EventType] = frozenset()
         for setting in settings:
@@ -152,7 +155,8 @@ class RecentSubscriptions:
         # number, so that one statement shows whether a setting has changed.
         version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
         if version != self._version:
-            self._found = Subscriptions(settings_rows().filter(enabled=True).order_by("pk"))
+            enabled = settings_rows().filter(enabled=True).order_by("pk")
+            self._found = Subscriptions(enabled, stored=version["pk__count"])
             self._version = version
 
 
@@ -161,9 +165,26 @@ def subscriptions() -> Subscriptions:
     return process_state.of(RecentSubscriptions).get()
 
 
+_MESSAGES_AT_ONCE = 2
+"""Messages of one notification setting that are sent at the same time, so that a slow receiver does
+not occupy the workers.
+"""
+
+
+def limits_per_key() -> dict[str, Allowance]:
+    """Return the limit of messages per setting; none without a setting, so that claims have no
+    limit to check. A disabled setting counts, because it may have messages that were not sent yet.
+    """
+    try:
+        stored = subscriptions().stored
+    except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the claim
+        _failed(error)
+        return {}
+    return {NOTIFICATION_TASK: Allowance(_MESSAGES_AT_ONCE)} if stored else {}
+
+
 # An error here never fails the transition: it is rolled back to a savepoint and logged when it
-# occurs first. Nothing is read or written unless NOTIFICATIONS is on and a setting selects events
-# of this type.
+# occurs first. Nothing is written unless a setting selects events of this type.
 
 
 logger = logging.getLogger("django_durable_tasks.contrib.notifications")
@@ -194,15 +215,9 @@ class CaptureHealth:
             self._failures = 0
 
 
-def notification_events() -> NotificationEventQuerySet:
-    """Return a queryset of all events, without the guard against writes."""
-    found: NotificationEventQuerySet = NotificationEvent.objects.using(tables.database())
-    return found.unguarded()
-
-
 def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     """Return the subscriptions if one of them selects one of these types, otherwise None."""
-    if not types or not conf.settings().NOTIFICATIONS:
+    if not types:
         return None
     try:
         # It reads in a savepoint of its own, and rarely, so that a savepoint here would be the
@@ -257,7 +272,7 @@ def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> No
 @verb
 def _insert(rows: list[dict[str, Any]]) -> None:
     new = [NotificationEvent(**row) for row in rows]
-    notification_events().bulk_create(new, batch_size=_TOGETHER)
+    tables.unguarded(NotificationEvent).bulk_create(new, batch_size=_TOGETHER)
 
 
 @_insert.on(POSTGRESQL)

@@ -26,7 +26,6 @@ from django_durable_tasks.contrib.callbacks.signing_secrets import (
 from django_durable_tasks.contrib.notifications.capture import (
     RecentSubscriptions,
     Subscriptions,
-    notification_events,
     record_events,
     settings_rows,
     subscriptions,
@@ -51,9 +50,7 @@ from django_durable_tasks.contrib.notifications.messages import (
 )
 from django_durable_tasks.contrib.notifications.models import (
     Alert,
-    AlertQuerySet,
     NotificationEvent,
-    NotificationEventQuerySet,
     NotificationSetting,
 )
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
@@ -61,6 +58,7 @@ from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
 from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.states import transitions
@@ -223,12 +221,12 @@ def _make_due(setting_id: int) -> None:
 
     Events that the leader's job has locked are skipped: it locks events before their settings.
     """
-    waiting = notification_events().filter(
+    waiting = tables.unguarded(NotificationEvent).filter(
         setting_id=setting_id, delivery__isnull=True, due_at__gt=DatabaseNow()
     )
     free = waiting.order_by("due_at", "id").select_for_update(skip_locked=True)
     ids = list(free.values_list("pk", flat=True)[:_MADE_DUE])
-    notification_events().filter(pk__in=ids).update(due_at=DatabaseNow())
+    tables.unguarded(NotificationEvent).filter(pk__in=ids).update(due_at=DatabaseNow())
 
 
 def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,8 +358,8 @@ _COUNTED = 20
 """How many kinds of events a digest counts separately, the most frequent first."""
 
 
-def _due(now: datetime) -> NotificationEventQuerySet:
-    return notification_events().filter(delivery__isnull=True, due_at__lte=now)
+def _due(now: datetime) -> GuardedQuerySet[NotificationEvent]:
+    return tables.unguarded(NotificationEvent).filter(delivery__isnull=True, due_at__lte=now)
 
 
 def create_due_deliveries(now: datetime, limit: int) -> int:
@@ -425,8 +423,8 @@ def _is_collected(setting: NotificationSetting) -> bool:
     return setting.digest is not None or setting.collecting is not None
 
 
-def _all(rows: Sequence[NotificationEvent]) -> NotificationEventQuerySet:
-    return notification_events().filter(pk__in=[row.pk for row in rows])
+def _all(rows: Sequence[NotificationEvent]) -> GuardedQuerySet[NotificationEvent]:
+    return tables.unguarded(NotificationEvent).filter(pk__in=[row.pk for row in rows])
 
 
 def _assigned(
@@ -441,7 +439,7 @@ def _assigned(
         return _collected(setting, rows, now, more=more)
     for row in rows:
         row.delivery = uuid.uuid4()
-    notification_events().bulk_update(rows, ["delivery"])
+    tables.unguarded(NotificationEvent).bulk_update(rows, ["delivery"])
     return [delivery_task(setting, row.delivery) for row in rows if row.delivery is not None]
 
 
@@ -487,13 +485,7 @@ def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
     ),
 )
 def create_test(setting: NotificationSetting) -> uuid.UUID:
-    """Create the delivery of a test message; return the id of its task. Raises TransitionRefused
-    unless notifications are switched on.
-    """
-    if not conf.settings().NOTIFICATIONS:
-        raise TransitionRefused(
-            "DURABLE_TASKS['NOTIFICATIONS'] is False: nothing is sent. Set it to True first."
-        )
+    """Create the delivery of a test message; return the id of its task."""
     delivery = uuid.uuid4()
     data: NotificationTestData = {"setting": setting.name, "sent_by": current_actor().by}
     event = NotificationEvent(
@@ -507,14 +499,14 @@ def create_test(setting: NotificationSetting) -> uuid.UUID:
     with recorded("notification_setting.test") as entry:
         entry.subject("notification setting", setting.pk, setting.tenant_id)
         entry.detail(task_id=str(task.id))
-        notification_events().bulk_create([event])
+        tables.unguarded(NotificationEvent).bulk_create([event])
         transitions.create_many([task])
     return task.id
 
 
 def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> NotificationContent | None:
     """Return the events of a delivery; None if they were deleted."""
-    rows = notification_events().filter(delivery=delivery, setting_id=setting.pk)
+    rows = tables.unguarded(NotificationEvent).filter(delivery=delivery, setting_id=setting.pk)
     found = [
         EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
         for row in rows.order_by("id")[:SHOWN]
@@ -537,10 +529,12 @@ def prune_events(now: datetime, limit: int) -> int:
 
     Ids grow with time, so that no index on the time is needed.
     """
-    oldest = notification_events().order_by("pk").values_list("pk", "created_at")[:limit]
+    oldest = (
+        tables.unguarded(NotificationEvent).order_by("pk").values_list("pk", "created_at")[:limit]
+    )
     kept_from = conf.kept_from("NOTIFICATIONS", now)
     old = [pk for pk, created_at in oldest if created_at < kept_from]
-    return notification_events().filter(pk__in=old).delete()[0] if old else 0
+    return tables.unguarded(NotificationEvent).filter(pk__in=old).delete()[0] if old else 0
 
 
 def shown_result(task_id: uuid.UUID) -> dict[str, Any] | None:
@@ -575,7 +569,7 @@ def watch_alerts(now: datetime) -> int:
     """
     found = subscriptions()
     selected = not found.types.isdisjoint(_ALERT_TYPES)
-    if not selected and not _alerts().exists():
+    if not selected and not tables.unguarded(Alert).exists():
         return 0
     present = dict(conditions(now)) if selected else {}
     try:
@@ -590,7 +584,7 @@ def _changed(
     found: Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
 ) -> int:
     """Write the difference between the open alerts and the present conditions, with its events."""
-    rows = tables.locked_for_change(_alerts().order_by("pk"))
+    rows = tables.locked_for_change(tables.unguarded(Alert).order_by("pk"))
     known = {(row.kind, row.subject): row for row in rows}
     began = {one: detail for one, detail in present.items() if one not in known}
     held = [row.pk for one, row in known.items() if one in present]
@@ -599,14 +593,14 @@ def _changed(
         row for one, row in known.items() if one not in present and row.last_seen_at <= calm_since
     ]
     if held:
-        _alerts().filter(pk__in=held).update(last_seen_at=now)
-    _alerts().bulk_create(
+        tables.unguarded(Alert).filter(pk__in=held).update(last_seen_at=now)
+    tables.unguarded(Alert).bulk_create(
         [
             Alert(kind=kind, subject=subject, detail=detail, since=now, last_seen_at=now)
             for (kind, subject), detail in began.items()
         ]
     )
-    _alerts().filter(pk__in=[row.pk for row in ended]).delete()
+    tables.unguarded(Alert).filter(pk__in=[row.pk for row in ended]).delete()
     events = [
         _event(EventType.ALERT_BEGAN, kind, subject, detail)
         for (kind, subject), detail in began.items()
@@ -616,14 +610,9 @@ def _changed(
     return len(began) + len(ended)
 
 
-def _alerts() -> AlertQuerySet:
-    found: AlertQuerySet = Alert.objects.using(tables.database())
-    return found.unguarded()
-
-
 def open_alerts(limit: int) -> list[Alert]:
     """Return the open alerts, the oldest first."""
-    return list(_alerts().order_by("pk")[:limit])
+    return list(tables.unguarded(Alert).order_by("pk")[:limit])
 
 
 def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEvent:

@@ -55,9 +55,7 @@ def register() -> None:
 
 
 def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Process batches of due events for one slice; does nothing unless NOTIFICATIONS is on."""
-    if not settings().NOTIFICATIONS:
-        return 0
+    """Process batches of due events for one slice."""
     end, changed = time.monotonic() + SLICE, 0
     with dedicated_connection():
         while number := deliveries.create_due_deliveries(now, settings().BATCH_SIZE):
@@ -68,10 +66,9 @@ def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
 
 
 def watch_alerts(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Check the conditions once; does nothing unless NOTIFICATIONS is on."""
-    if settings().NOTIFICATIONS:
-        with dedicated_connection():
-            deliveries.watch_alerts(now)
+    """Check the conditions once."""
+    with dedicated_connection():
+        deliveries.watch_alerts(now)
     return 0
 
 

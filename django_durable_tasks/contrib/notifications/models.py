@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q
@@ -21,7 +21,7 @@ from django_durable_tasks.models.fields import (
     PartialIndex,
     StatementTime,
 )
-from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
+from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 
 # NotificationSetting: which events of a tenant are sent where.
@@ -30,12 +30,8 @@ from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 _PATTERN = _("A pattern with * and ?. Empty: all.")
 
 
-class NotificationSettingQuerySet(GuardedQuerySet["NotificationSetting"]):
-    """The queryset of notification settings."""
-
-    def for_tenant(self, tenant: Any) -> Self:
-        """Settings of this tenant (a Tenant or its id)."""
-        return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+class NotificationSettingQuerySet(TenantQuerySet["NotificationSetting"]):
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class NotificationSetting(GuardedModel):
@@ -195,7 +191,7 @@ class NotificationSetting(GuardedModel):
 
 
 class NotificationEventQuerySet(GuardedQuerySet["NotificationEvent"]):
-    """The queryset of events."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class NotificationEvent(GuardedModel):
@@ -253,7 +249,7 @@ class NotificationEvent(GuardedModel):
 
 
 class AlertQuerySet(GuardedQuerySet["Alert"]):
-    """The queryset of alerts."""
+    """The queryset, which mypy's plugin resolves by its name only."""
 
 
 class Alert(GuardedModel):

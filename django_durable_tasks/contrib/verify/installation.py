@@ -24,7 +24,6 @@ from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     Node,
     NodeKind,
-    OccurrenceOverride,
     OccurrenceRecord,
     SchedulerLease,
     Task,
@@ -157,9 +156,6 @@ _check_orphans("orphan-log-entries", "task of each log entry", TaskExecutionLog,
 _check_orphans("orphan-edges", "task of each edge", TaskDependency, "task")
 _check_orphans(
     "orphan-ledger-entries", "schedule of each ledger entry", OccurrenceRecord, "recurring_task"
-)
-_check_orphans(
-    "orphan-overrides", "schedule of each override", OccurrenceOverride, "recurring_task"
 )
 
 # Checks of shards: each task is in the shard of its id, and the running schedulers serve every

@@ -14,7 +14,6 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
 
 from django_durable_tasks.command.schedules import load_declarations
-from django_durable_tasks.conf import settings
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.scheduler import redis_index
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -87,7 +86,8 @@ class Command(BaseCommand):
             "--metrics-port",
             type=_address,
             metavar="[HOST:]PORT",
-            help="serve the metrics on this port (default host: 127.0.0.1); needs METRICS",
+            help="serve the metrics on this port (default host: 127.0.0.1); needs"
+            " django_durable_tasks.contrib.metrics",
         )
         parser.add_argument("--once", action="store_true", help="do one round and exit")
 
@@ -121,8 +121,6 @@ class Command(BaseCommand):
         """Start the server of ``--metrics-port``; return None without it. Raises CommandError."""
         if address is None:
             return None
-        if not settings().METRICS:
-            raise CommandError("--metrics-port needs DURABLE_TASKS['METRICS'] = True.")
         try:
             metrics: Any = apps.get_app_config(_METRICS_APP)
             server = metrics.server(*address)

@@ -14,13 +14,13 @@ WITH durability AS MATERIALIZED (
       LEFT JOIN durable_tasks_tenant_quota AS quota ON quota.tenant_id = tenant.id
      WHERE api_key.identifier = %(identifier)s
 ), counted AS (
-    UPDATE durable_tasks_tenant_requests AS counter
-       SET free_at = GREATEST(counter.free_at, %(at)s) + %(interval)s
+    UPDATE durable_tasks_limit_bucket AS bucket
+       SET refilled_at = GREATEST(bucket.refilled_at, %(now)s::timestamptz) + %(taken)s * interval '1 microsecond'
       FROM found, durability
-     WHERE counter.tenant_id = found.tenant_id AND found.digest = %(digest)s
+     WHERE bucket.scope = 'requests:' || found.tenant_id AND found.digest = %(digest)s
        AND COALESCE(found.expires_at > %(now)s, true) AND COALESCE(found.revoked_at > %(now)s, true)
        AND COALESCE(found.requests, '') = ''
-       AND counter.free_at <= %(at)s + %(window)s - %(interval)s
-    RETURNING counter.free_at
+       AND bucket.refilled_at <= %(now)s::timestamptz + %(free)s * interval '1 microsecond'
+    RETURNING bucket.refilled_at
 )
-SELECT found.*, statement_timestamp(), (SELECT free_at FROM counted) FROM found
+SELECT found.*, statement_timestamp(), (SELECT refilled_at FROM counted) FROM found

@@ -1,12 +1,13 @@
--- Counts a request of a tenant if its rate admits it, and returns when the whole window is free again.
+-- Counts a request of a tenant if its rate admits it, and returns when its bucket is full again.
 -- Outside of another transaction (`alone`) the commit does not wait for the disk: if the server crashes, the requests of
 -- the last moment are not counted.
 WITH durability AS MATERIALIZED (
     SELECT set_config('synchronous_commit',
                       CASE WHEN %(alone)s::boolean THEN 'off' ELSE current_setting('synchronous_commit') END, true)
 )
-UPDATE durable_tasks_tenant_requests
-   SET free_at = GREATEST(free_at, %(at)s) + %(interval)s
+UPDATE durable_tasks_limit_bucket
+   SET refilled_at = GREATEST(refilled_at, %(now)s::timestamptz) + %(taken)s * interval '1 microsecond'
   FROM durability
- WHERE tenant_id = %(tenant_id)s AND free_at <= %(at)s + %(window)s - %(interval)s
-RETURNING free_at
+ WHERE scope = 'requests:' || %(tenant_id)s::bigint
+   AND refilled_at <= %(now)s::timestamptz + %(free)s * interval '1 microsecond'
+RETURNING refilled_at

@@ -19,6 +19,5 @@ def open_notifications(settings: Any) -> None:
     """Permit the addresses of the notification settings."""
     settings.DURABLE_TASKS = {
         **settings.DURABLE_TASKS,
-        "NOTIFICATIONS": True,
         "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
     }

@@ -74,9 +74,3 @@ def test_a_refused_value_is_shown_as_a_message() -> None:
     page = ann.post(reverse(ADD), _form(destination="ops@example.org"), follow=True)
     assert "NOTIFICATION_EMAIL_ALLOW" in page.content.decode()
     assert not NotificationSetting.objects.exists()
-
-
-def test_the_list_warns_while_notifications_are_off(settings: Any) -> None:
-    settings.DURABLE_TASKS = {}
-    page = operator().get(list_of("notificationsetting")).content.decode()
-    assert "nothing is recorded or sent" in page

@@ -12,7 +12,9 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules.agenda import Override
+from django_durable_tasks.schedules.schedule_cache import overrides_of
 from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import act, messages_of, page_of, text
 from tests.database.recurring.schedules import a_schedule, at, fire
@@ -145,13 +147,17 @@ def test_a_fire_time_is_skipped_moved_and_restored(ann: Client) -> None:
     assert "Required with MOVE" in text(nowhere)
     later = second + timedelta(hours=5)
     override(links[1]["fire_time"], "MOVE", later.isoformat(), "late")
-    made = set(OccurrenceOverride.objects.values_list("fire_time", "action", "move_to", "by"))
-    assert made == {(first, "SKIP", None, "ann"), (second, "MOVE", later, "ann")}
+    row.refresh_from_db()
+    assert overrides_of(row) == [
+        Override(first, "SKIP", None, "holiday", "ann"),
+        Override(second, "MOVE", later, "late", "ann"),
+    ]
     assert ann.get(page_of(row)).context["fires"][0]["remarks"][0].startswith("moved by hand")
     taken = _do(ann, row, "remove_override", fire_time=first.isoformat())
     assert "Override removed" in messages_of(taken)[-1]
     again = _do(ann, row, "remove_override", fire_time=first.isoformat())
     assert messages_of(again)[-1].startswith("Schedule daily: There was no override")
+    row.refresh_from_db()
     assert row.next_fire_times(1)[0].nominal == first
     nowhere = _do(
         ann, row, "override", fire_time="2031-01-01 03:33", action="SKIP", move_to="", reason="x"

@@ -16,11 +16,9 @@ from django_durable_tasks.models import Tenant
 ROOT = "/api/v1"
 ADD = "tests.project.tasks.add"
 SETTINGS = {
-    "API": True,
     "API_TASKS": ["tests.project.tasks.*"],
     "API_QUEUES": ["*"],
     "QUOTAS": {"requests": None},
-    "NOTIFICATIONS": True,
     "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
 }
 

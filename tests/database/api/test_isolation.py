@@ -82,7 +82,6 @@ def _never_used(ids: dict[str, Any]) -> dict[str, Any]:
 def test_a_list_contains_no_row_of_another_tenant(
     tenants: Tenants, address: str, settings: Any
 ) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "METRICS": True}
     answer = tenants.acme.get(filled(address, tenants.of_acme))
     assert answer.status_code == 200
     text = answer.content.decode()
@@ -94,7 +93,6 @@ def test_a_list_contains_no_row_of_another_tenant(
 def test_every_endpoint_answers_to_exactly_the_keys_with_its_scope(
     tenants: Tenants, settings: Any, address: str, method: str
 ) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "METRICS": True}
     path, scope, before = filled(address, tenants.of_acme), scope_of(address, method), _everything()
     others = [other for other in ApiScope if other != scope]
     further = ["secrets"] if "signing-secret" in address else []
@@ -116,16 +114,6 @@ def test_every_endpoint_answers_to_exactly_the_keys_with_its_scope(
     allowed = (200,) if method == "GET" else (200, 400, 409, 422)
     assert answers[200].status_code in allowed, answers[200].content
     assert _everything() == before
-
-
-@pytest.mark.parametrize(("address", "method"), [*WITH_ID, *WITHOUT_ID])
-def test_nothing_answers_unless_the_api_is_switched_on(
-    tenants: Tenants, settings: Any, address: str, method: str
-) -> None:
-    path = filled(address, tenants.of_acme)
-    settings.DURABLE_TASKS = {}
-    answer = tenants.acme.send(method, path, None if method == "GET" else {})
-    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
 def test_a_list_does_not_reveal_rows_of_others_by_its_filters(tenants: Tenants) -> None:

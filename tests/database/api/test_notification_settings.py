@@ -10,7 +10,7 @@ from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import Task
 from django_durable_tasks.task_names import NOTIFICATION_TASK
-from tests.database.api.client import SETTINGS, ApiClient, pointers
+from tests.database.api.client import ApiClient, pointers
 
 pytestmark = pytest.mark.django_db
 SECRET = "https://hooks.slack.com/services/T00/B00/hunter2"
@@ -117,17 +117,3 @@ def test_a_test_message_is_a_task(acme: ApiClient) -> None:
     assert answer.status_code == 200, answer.content
     task = Task.objects.get(name=NOTIFICATION_TASK)
     assert (answer.json()["task_id"], task.tenant_id) == (str(task.pk), acme.tenant.pk)
-
-
-def test_nothing_answers_while_notifications_are_off(acme: ApiClient, settings: Any) -> None:
-    path = acme.post("/notification-settings", EMAIL).headers["Location"]
-    settings.DURABLE_TASKS = {**SETTINGS, "NOTIFICATIONS": False}
-    for answer in (
-        acme.get("/notification-settings"),
-        acme.post("/notification-settings", EMAIL),
-        acme.get(path),
-        acme.patch(path, {"enabled": False}, If_Match="*"),
-        acme.delete(path),
-        acme.post(f"{path}/test"),
-    ):
-        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

@@ -24,8 +24,17 @@ from tests.database.api.client import ApiClient, call
 from tests.database.encryption.keys import queued
 from tests.delivery import deliver
 from tests.factories import many_tasks
+from tests.process_state import read_notification_settings
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def recorded_events(api_is_open: None) -> None:
+    """Record the events that notification settings select."""
+    read_notification_settings()
+
+
 TO: dict[str, Any] = {"delivery_type": "EMAIL", "delivery_config": {"to": ["ops@example.com"]}}
 
 

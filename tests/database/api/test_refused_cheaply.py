@@ -11,8 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.api import parsing, targets
-from django_durable_tasks.contrib.api.models import TenantRequests
 from django_durable_tasks.contrib.api.serializers import Body
+from django_durable_tasks.models import LimitBucket
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
 
@@ -110,7 +110,7 @@ def test_many_items_count_as_many_requests(
     acme: ApiClient, settings: Any, number: int, kind: str, is_dry: bool
 ) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": {"requests": "1000/d"}}
-    TenantRequests.objects.unguarded().all().delete()
+    LimitBucket.objects.all().delete()
     config = {"task": ADD, "args": [1, 2]}
     steps: list[Any] = [{"step": f"s{n}", "target_config": config} for n in range(number)]
     further = (number - 1) // 10
@@ -143,7 +143,7 @@ def test_a_request_that_the_rate_refuses_is_not_validated(
         refused = acme.post(path, body)
     assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
     assert int(refused.headers["Retry-After"]) > 0
-    TenantRequests.objects.unguarded().all().delete()
+    LimitBucket.objects.all().delete()
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": {"requests": "20/d"}}
     assert acme.post(path, body).status_code != 429, "a whole window is enough"
 

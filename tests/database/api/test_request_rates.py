@@ -13,9 +13,9 @@ from django.db import connections
 from django.utils import timezone
 
 from django_durable_tasks.contrib.api import authentication, quotas
-from django_durable_tasks.contrib.api.models import ApiKey, TenantRequests
+from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.contrib.api.values import request_rate_of
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import LimitBucket, Task
 from tests.database.api.client import ApiClient, a_client, a_tenant, call
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,8 +74,8 @@ def test_twenty_clients_together_never_exceed_the_rate() -> None:
 
 def test_a_slower_rate_or_another_clock_leaves_no_endless_refusal() -> None:
     client = rated_client("1/s")
-    rows = TenantRequests.objects.all().unguarded()
-    rows.bulk_create([TenantRequests(tenant=client.tenant, free_at=2**60)])
+    far = timezone.now() + timedelta(days=4_000)
+    LimitBucket.objects.create(scope=f"requests:{client.tenant.pk}", refilled_at=far)
     decision = authentication.admit_request(client.tenant)
     assert decision is not None
     assert decision.admitted
@@ -98,8 +98,9 @@ def test_a_key_that_is_not_valid_counts_no_request(settings: Any) -> None:
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": {"requests": "1/h"}}
     client = a_client(a_tenant("initech"))
     assert client.get("/tasks").status_code == 200
-    rows = TenantRequests.objects.all().unguarded()
-    rows.update(free_at=0)
+    rows = quotas.request_buckets(client.tenant.pk)
+    long_ago = timezone.now() - timedelta(days=1)
+    rows.update(refilled_at=long_ago)
     key = ApiKey.objects.get()
     for change in (
         {"digest": "0" * 64},
@@ -110,7 +111,7 @@ def test_a_key_that_is_not_valid_counts_no_request(settings: Any) -> None:
         before = keys.values(*change).get()
         keys.update(**change)
         assert client.get("/tasks").status_code == 401
-        assert rows.get().free_at == 0
+        assert rows.get().refilled_at == long_ago
         keys.update(**before)
     answer = client.get("/tasks")
     assert (answer.status_code, answer.headers["RateLimit"].partition(";")[0]) == (

@@ -26,8 +26,17 @@ from tests.database.notifications.sending import a_webhook, run, send_all
 from tests.database.recurring.schedules import a_schedule, at, fire
 from tests.factories import a_run, a_task, an_unsaved_run
 from tests.http_servers import Listener, answer, answering, listening
+from tests.process_state import read_notification_settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def recorded_events(api_is_open: None) -> None:
+    """Record the events that notification settings select."""
+    read_notification_settings()
+
+
 _OF_ANY_CLIENT = {"accept-encoding", "connection", "content-length", "content-type", "host"}
 
 

@@ -73,7 +73,7 @@ def _shown(text: str) -> str:
 
 @pytest.fixture
 def ids(settings: Any) -> dict[str, Any]:
-    settings.DURABLE_TASKS = {**SETTINGS, "NOTIFICATIONS": True}
+    settings.DURABLE_TASKS = dict(SETTINGS)
     client = a_client(a_tenant("acme"), *(scope for scope in ApiScope if scope != ApiScope.SECRETS))
     rows = {**rows_of(client), "client": client}
     shared_rows()

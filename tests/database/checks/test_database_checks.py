@@ -18,10 +18,7 @@ from django.utils.module_loading import import_string
 from django_durable_tasks import registry
 from django_durable_tasks.checks import OLDEST, check_database
 from django_durable_tasks.contrib.api import access
-from django_durable_tasks.contrib.notifications import deliveries
-from django_durable_tasks.contrib.notifications.checks import check_unsent_notifications
 from tests.database.api.client import a_tenant
-from tests.database.notifications.sending import a_setting
 
 pytestmark = pytest.mark.django_db
 LEVELS = "django.db.backends.postgresql.psycopg_any.IsolationLevel"
@@ -43,18 +40,6 @@ def test_limits_of_staff_users_that_are_left_without_their_app_are_reported(
     User.objects.create_user("ann", is_staff=True)
     access.assign_staff(a_tenant("acme"), "ann")
     assert _ids(databases=["default"]) == ["E024"]
-
-
-def test_enabled_settings_of_notifications_that_are_off_are_reported(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"NOTIFICATIONS": True, "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"]}
-    row = a_setting()
-    assert check_unsent_notifications(databases=["default"]) == []
-    settings.DURABLE_TASKS = {"NOTIFICATION_EMAIL_ALLOW": ["*@example.com"]}
-    assert check_unsent_notifications(databases=None) == []
-    [found] = check_unsent_notifications(databases=["default"])
-    assert found.id == "durable_tasks.W016"
-    deliveries.change_setting(row, enabled=False)
-    assert check_unsent_notifications(databases=["default"]) == []
 
 
 def test_the_check_connects_only_to_databases_that_django_selects() -> None:

@@ -78,12 +78,3 @@ def test_a_test_message_without_a_worker_names_what_to_check() -> None:
     found = durable("notify", "test", "ops", "--wait", "0.1")
     assert found.code == 1
     assert "durable status" in found.out
-
-
-def test_nothing_is_sent_while_notifications_are_off(settings: Any) -> None:
-    a_setting()
-    settings.DURABLE_TASKS = {}
-    found = durable("notify", "test", "ops")
-    assert found.code == 2
-    assert "NOTIFICATIONS" in found.err
-    assert not Task.objects.exists()

@@ -11,10 +11,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.models import Calendar, CalendarDay, OccurrenceOverride, RecurringTask
+from django_durable_tasks.choices import SpecialDay
+from django_durable_tasks.models import Calendar, RecurringTask
+from django_durable_tasks.schedules.agenda import Override
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from tests.database.commands.durable_command import durable, json_of
-from tests.database.recurring.schedules import a_schedule
+from tests.database.recurring.schedules import a_schedule, override_directly
 from tests.factories import a_tenant
 
 pytestmark = pytest.mark.django_db
@@ -58,16 +60,10 @@ def test_an_edit_is_shown_beside_the_stored_schedule() -> None:
 
 
 def test_an_edit_keeps_the_stored_calendar_and_overrides_by_default() -> None:
-    calendar = Calendar.objects.unguarded().create(name="office")
-    CalendarDay.objects.unguarded().create(
-        calendar=calendar, date=date(2026, 3, 9), name="Inventory"
-    )
+    Calendar.objects.upsert("office", days=[SpecialDay(date(2026, 3, 9), name="Inventory")])
     row = a_schedule("daily", cron="0 9 * * *", start_time=MARCH, calendar=["office"])
-    OccurrenceOverride.objects.unguarded().create(
-        recurring_task=row,
-        fire_time=datetime(2026, 3, 10, 10, tzinfo=UTC),
-        action="SKIP",
-        reason="moved house",
+    override_directly(
+        row, Override(datetime(2026, 3, 10, 10, tzinfo=UTC), "SKIP", None, "moved house")
     )
     found = json_of("preview", "daily", "--cron", "0 10 * * *", *WEEKEND)
     assert _effective(found["before"]) == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -20,11 +19,6 @@ from tests.database.metrics.counting import a_minute, count_all, recount
 from tests.factories import a_task, many_tasks
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def metrics(settings: Any) -> None:
-    settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "METRICS": True}
 
 
 @pytest.fixture

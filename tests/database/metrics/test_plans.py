@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -32,9 +31,8 @@ SELECT id, tenant_id, 1, 'SUCCESS', completed_at, completed_at, gen_random_uuid(
 
 
 @pytest.fixture
-def many(settings: Any) -> Iterator[None]:
+def many() -> Iterator[None]:
     """Insert many tasks that ended more than an hour ago, with their log entries."""
-    settings.DURABLE_TASKS = {"METRICS": True}
     _fill(Status.SUCCESS, ROWS, start=-90_000, born=1_500_000_000_000)
     with connection.cursor() as cursor:
         cursor.execute(_LOG)

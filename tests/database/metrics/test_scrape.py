@@ -36,7 +36,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 @pytest.fixture(autouse=True)
 def counted(settings: Any) -> None:
     """Count for the metrics, and open the API."""
-    settings.DURABLE_TASKS = {**SETTINGS, "METRICS": True}
+    settings.DURABLE_TASKS = dict(SETTINGS)
 
 
 def _rows() -> None:
@@ -140,13 +140,13 @@ def test_the_values_are_read_once_for_many_requests() -> None:
 
 
 def test_a_tenant_label_needs_the_setting(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_TENANTS": True}
+    settings.DURABLE_TASKS = {"METRICS_TENANTS": True}
     tenant = a_tenant()
     a_task(Status.SUCCESS, tenant=tenant)
     count_all()
     labels = _labels(queue="test", task=NAME, status="SUCCESS", tenant=str(tenant.pk))
     assert _scraped()["durable_tasks_executed_total", labels] == 1
-    settings.DURABLE_TASKS = {"METRICS": True}
+    settings.DURABLE_TASKS = {}
     labels = _labels(queue="test", task=NAME, status="SUCCESS")
     assert _scraped()["durable_tasks_executed_total", labels] == 1
 
@@ -197,12 +197,6 @@ def test_the_port_of_a_scheduler_serves_the_metrics(server: str) -> None:
     assert samples["durable_tasks_leader_term", ()] == 7
     assert _status(f"{server}/metrics?x=1") == 200
     assert _status(f"{server}/") == 404
-
-
-def test_the_port_needs_the_setting(settings: Any) -> None:
-    settings.DURABLE_TASKS = {}
-    with pytest.raises(CommandError, match="METRICS"):
-        call_command("run_scheduler", "--metrics-port", "0")
 
 
 @pytest.mark.parametrize("port", ["x", "70000", "-1", "1:2:x"])

@@ -10,9 +10,8 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.choices import FireOutcome, Status
-from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.metrics import counts
-from django_durable_tasks.contrib.metrics.counts import CountMetrics, read_totals
+from django_durable_tasks.contrib.metrics.counts import read_totals
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.metrics.series import OTHER, MetricKind, Span
 from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog
@@ -28,27 +27,18 @@ from tests.database.metrics.counting import (
     totals,
 )
 from tests.factories import a_log_row, a_task, a_tenant, many_tasks
+from tests.process_state import count_endings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def counted(settings: Any) -> None:
-    """Count for the metrics."""
-    settings.DURABLE_TASKS = {"METRICS": True}
+def counted() -> None:
+    """Count endings without an attempt."""
+    count_endings()
 
 
-def test_nothing_is_counted_unless_metrics_is_set(settings: Any) -> None:
-    settings.DURABLE_TASKS = {}
-    a_task(Status.SUCCESS)
-    transitions.cancel(Task.objects.filter(pk=a_task().pk), "test")
-    now = database_now()
-    with connection.execute_wrapper(_refuse):
-        assert CountMetrics()(now, HeartbeatMonitor()) == 0
-    assert not MetricMinute.objects.exists()
-
-
-SHORT_RETENTION = {"METRICS": True, "RETENTION": {"SUCCESS": 3_600, "METRICS": 7_200}}
+SHORT_RETENTION = {"RETENTION": {"SUCCESS": 3_600, "METRICS": 7_200}}
 """In hours: each minute until the retention is over is counted."""
 
 
@@ -80,7 +70,7 @@ def test_a_second_count_adds_only_what_is_new() -> None:
 
 
 def test_a_batch_smaller_than_the_backlog_counts_every_row_once(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True, "BATCH_SIZE": 1}
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 1}
     many_tasks(23, Status.SUCCESS)
     count_all()
     assert totals() == {"SUCCESS": 23}
@@ -206,7 +196,7 @@ def test_tenants_are_counted_apart_only_if_the_setting_says_so(settings: Any) ->
     tenant = a_tenant()
     a_task(Status.SUCCESS, tenant=tenant)
     count_all()
-    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_TENANTS": True}
+    settings.DURABLE_TASKS = {"METRICS_TENANTS": True}
     a_task(Status.SUCCESS, tenant=tenant)
     count_all()
     rows = MetricMinute.objects.filter(kind="ATTEMPT", span=Span.TOTAL)
@@ -236,14 +226,14 @@ def test_a_change_of_the_names_of_series_counts_nothing_twice(
     for number in range(5):
         many_tasks(2, queue=f"q{number}")
     count_all(now)
-    settings.DURABLE_TASKS = {"METRICS": True, "METRICS_TENANTS": True}
+    settings.DURABLE_TASKS = {"METRICS_TENANTS": True}
     for later in (1, 7, 70):
         count_all(now + timedelta(minutes=later))
         assert totals(MetricKind.CREATED) == {"": 10}
 
 
 def test_a_minute_with_many_created_tasks_is_counted_in_parts(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True, "BATCH_SIZE": 1}
+    settings.DURABLE_TASKS = {"BATCH_SIZE": 1}
     many_tasks(95)
     count_all()
     assert totals(MetricKind.CREATED) == {"": 95}
@@ -310,5 +300,5 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(
 
 
 def test_counts_can_be_deleted_only_by_the_engine() -> None:
-    with pytest.raises(Exception, match="METRICS"):
+    with pytest.raises(Exception, match="A scheduler counts"):
         MetricMinute.objects.all().delete()

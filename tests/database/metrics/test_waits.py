@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -80,8 +79,7 @@ def test_a_released_dependent_is_published_at_its_release_and_not_at_its_creatio
     assert found.queued_at >= task.created_at
 
 
-def test_the_waits_are_counted_apart(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"METRICS": True}
+def test_the_waits_are_counted_apart() -> None:
     assert succeed(_started(_claimed(a_task(due=-30))))
     assert succeed(_started(a_task(Status.QUEUED)))
     count_all()

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from tests.database.notifications.sending import SETTINGS
+from tests.process_state import read_notification_settings
 
 
 @pytest.fixture(autouse=True)
 def notifications_are_on(settings: Any) -> None:
-    """Switch notifications on, and open the local servers of the tests."""
+    """Record events, and open the local servers of the tests."""
+    read_notification_settings()
     settings.DURABLE_TASKS = dict(SETTINGS)

@@ -20,7 +20,6 @@ from django_durable_tasks.tasks import claim
 from tests.delivery import deliver
 
 SETTINGS: dict[str, Any] = {
-    "NOTIFICATIONS": True,
     "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
     "HTTP_ALLOW": ["127.0.0.0/8"],
     "HTTP_PORTS": [80, 443, *range(32_768, 61_000)],

@@ -11,11 +11,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import process_state
 from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.apps import NotificationsConfig
 from django_durable_tasks.contrib.notifications.capture import RecentSubscriptions
 from django_durable_tasks.contrib.notifications.models import NotificationEvent
 from django_durable_tasks.models import Task
 from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.states.guarded_update import watching
+from django_durable_tasks.states.guarded_update import RECORDERS, watching
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.tasks import attempts
 from tests.database.notifications.sending import a_setting, events, types
@@ -105,29 +106,16 @@ def test_secrets_in_errors_are_masked() -> None:
     assert "hunter2" not in str(events()[0].data)
 
 
-def test_nothing_is_read_or_recorded_while_notifications_are_off(settings: Any) -> None:
-    a_setting(**ALL)
-    settings.DURABLE_TASKS = {"NOTIFICATIONS": False}
-    task = a_task("RUNNING")
-    with CaptureQueriesContext(connection) as captured:
-        assert attempts.succeed(a_run(task), None, "worker")
-    assert not [query for query in captured if "notification" in query["sql"]]
-    assert types() == []
-
-
-def test_an_ending_that_no_setting_selects_costs_no_statement(settings: Any) -> None:
+def test_an_ending_that_no_setting_selects_costs_no_statement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     a_setting(on_failure=True)
     recent = process_state.of(RecentSubscriptions)
     recent.in_background = True
     recent.get()
-    counts = []
-    for given in (settings.DURABLE_TASKS, {"NOTIFICATIONS": False}):
-        settings.DURABLE_TASKS = given
-        run = a_run(a_task("RUNNING"))
-        with CaptureQueriesContext(connection) as captured:
-            assert attempts.succeed(run, None, "worker")
-        counts.append(len(captured))
-    assert counts[0] == counts[1]
+    statements = _statements_of_a_success()
+    monkeypatch.delitem(RECORDERS, NotificationsConfig.label)
+    assert len(statements) == len(_statements_of_a_success())
 
 
 def _statements_of_a_success() -> list[str]:
@@ -137,7 +125,7 @@ def _statements_of_a_success() -> list[str]:
     return [query["sql"] for query in captured]
 
 
-def test_a_selected_success_costs_one_insert(settings: Any) -> None:
+def test_a_selected_success_costs_one_insert(monkeypatch: pytest.MonkeyPatch) -> None:
     a_setting(on_success=True)
     recent = process_state.of(RecentSubscriptions)
     recent.in_background = True
@@ -147,20 +135,22 @@ def test_a_selected_success_costs_one_insert(settings: Any) -> None:
     own = [sql for sql in statements if "notification" in sql]
     assert [sql.split()[0] for sql in own] == ["INSERT"]
     assert types() == ["task.succeeded"] * 2
-    settings.DURABLE_TASKS = {"NOTIFICATIONS": False}
+    monkeypatch.delitem(RECORDERS, NotificationsConfig.label)
     markers = ("SAVEPOINT", "RELEASE", "BEGIN", "COMMIT")
     without = [sql for sql in _statements_of_a_success() if not sql.startswith(markers)]
     with_it = [sql for sql in statements if not sql.startswith(markers)]
     assert len(with_it) == len(without) + 1
 
 
-def test_a_success_of_another_task_than_the_selected_ones_costs_no_statement(settings: Any) -> None:
+def test_a_success_of_another_task_than_the_selected_ones_costs_no_statement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     a_setting(on_success=True, task_name="another.*")
     recent = process_state.of(RecentSubscriptions)
     recent.in_background = True
     recent.get()
     statements = _statements_of_a_success()
-    settings.DURABLE_TASKS = {"NOTIFICATIONS": False}
+    monkeypatch.delitem(RECORDERS, NotificationsConfig.label)
     assert len(statements) == len(_statements_of_a_success())
 
 

@@ -12,8 +12,8 @@ from django.db import transaction
 
 from django_durable_tasks.choices import EventType
 from django_durable_tasks.contrib.notifications import deliveries
-from django_durable_tasks.contrib.notifications.capture import notification_events
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from tests.database.notifications.sending import (
     a_webhook,
@@ -39,7 +39,7 @@ def server() -> Iterator[Listener]:
 def _happened(row: NotificationSetting, number: int, due: float = -1.0) -> None:
     now = database_now()
     at = now + timedelta(seconds=due)
-    notification_events().bulk_create(
+    tables.unguarded(NotificationEvent).bulk_create(
         [
             NotificationEvent(
                 setting_id=row.pk,
@@ -125,7 +125,7 @@ def test_nothing_is_sent_in_quiet_hours(server: Listener) -> None:
         server.url(), quiet_from=time(22), quiet_until=time(7), time_zone="Europe/Berlin"
     )
     _happened(row, 2)
-    notification_events().update(due_at=now - timedelta(seconds=1))
+    tables.unguarded(NotificationEvent).update(due_at=now - timedelta(seconds=1))
     assert deliveries.create_due_deliveries(now, 500) == 2
     assert delivery_tasks() == []
     assert {event.due_at for event in events()} == {datetime(2026, 3, 8, 6, tzinfo=UTC)}

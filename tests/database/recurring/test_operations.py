@@ -18,7 +18,9 @@ from django_durable_tasks.exceptions import (
     InvalidSchedule,
     TransitionRefused,
 )
-from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.schedules.agenda import Override
+from django_durable_tasks.schedules.schedule_cache import overrides_of
 from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import json_of
 from tests.database.recurring.schedules import (
@@ -29,6 +31,7 @@ from tests.database.recurring.schedules import (
     fire,
     fire_times,
     ledger_of,
+    override_directly,
     tomorrow,
 )
 from tests.database.recurring.test_trigger_conflicts import BY_HAND
@@ -246,7 +249,7 @@ def test_a_skipped_fire_does_not_run_and_the_ledger_names_the_user() -> None:
         1,
         "skipped by hand: bank holiday",
     )
-    assert OccurrenceOverride.objects.get().by == "anna"
+    assert overrides_of(row)[0].by == "anna"
 
 
 def test_a_moved_fire_runs_at_another_time_and_keeps_its_fire_time() -> None:
@@ -270,7 +273,7 @@ def test_a_second_override_replaces_the_first_and_each_increments_the_revision()
     row = a_daily_schedule()
     row.override(tomorrow(), "SKIP")
     row.override(tomorrow(), "MOVE", move_to=tomorrow(hours=1))
-    assert OccurrenceOverride.objects.get().action == "MOVE"
+    assert [one.action for one in overrides_of(row)] == ["MOVE"]
     assert RecurringTask.objects.get().revision == row.revision == 3
     assert row.next_run_at == tomorrow(hours=1)
 
@@ -281,7 +284,7 @@ def test_a_restored_fire_follows_the_schedule_again() -> None:
     assert row.withdraw(tomorrow()) is True
     assert row.withdraw(tomorrow()) is False
     assert row.next_run_at == tomorrow()
-    assert not OccurrenceOverride.objects.exists()
+    assert RecurringTask.objects.get().overrides == []
 
 
 def test_a_paused_schedule_accepts_overrides_and_stays_paused() -> None:
@@ -308,12 +311,10 @@ def test_past_instants_are_refused_with_their_field() -> None:
         row.override(START, "SKIP")
     with pytest.raises(TransitionRefused, match=r"move_to=.* is past"):
         row.override(tomorrow(), "MOVE", move_to=START)
-    OccurrenceOverride.objects.unguarded().create(
-        recurring_task=row, fire_time=START, action="SKIP"
-    )
+    override_directly(row, Override(START, "SKIP"))
     with pytest.raises(TransitionRefused, match="is past"):
         row.withdraw(START)
-    assert OccurrenceOverride.objects.count() == 1
+    assert len(RecurringTask.objects.get().overrides) == 1
 
 
 def test_a_fire_that_was_moved_forward_and_has_run_is_decided() -> None:
@@ -326,7 +327,7 @@ def test_a_fire_that_was_moved_forward_and_has_run_is_decided() -> None:
     ):
         with pytest.raises(TransitionRefused, match="is already in the ledger: DISPATCHED"):
             change()
-    assert OccurrenceOverride.objects.get().action == "MOVE"
+    assert [one.action for one in overrides_of(row)] == ["MOVE"]
 
 
 def test_an_instant_that_is_not_a_fire_time_is_refused_with_its_neighbours() -> None:
@@ -340,7 +341,7 @@ def test_an_instant_that_is_not_a_fire_time_is_refused_with_its_neighbours() -> 
             row.override(noon, action, **more)
     with pytest.raises(InvalidSchedule, match="is a fire time of 'nightly' already"):
         row.override(tomorrow(), "ADD")
-    assert not OccurrenceOverride.objects.exists()
+    assert RecurringTask.objects.get().overrides == []
 
 
 def test_contradicting_arguments_are_refused() -> None:

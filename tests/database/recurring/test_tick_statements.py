@@ -9,9 +9,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.models import OccurrenceOverride, OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import calendars, trigger
-from tests.database.recurring.schedules import START, a_schedule, at, fire
+from django_durable_tasks.schedules.agenda import Override
+from tests.database.recurring.schedules import START, a_schedule, at, fire, override_directly
 from tests.insert_statements import insert_statements
 from tests.project import tasks
 
@@ -40,9 +41,7 @@ def _closed(name: str) -> datetime:
 
 def _overridden(name: str) -> datetime:
     row = a_schedule(name, overlap="ALLOW")
-    OccurrenceOverride.objects.unguarded().create(
-        recurring_task=row, fire_time=START, action="SKIP"
-    )
+    override_directly(row, Override(START, "SKIP"))
     return at(60.5)
 
 

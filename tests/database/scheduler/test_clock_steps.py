@@ -130,8 +130,11 @@ def test_published_messages_can_be_published_again_in_time(clock: Clock, setting
     assert due_at <= database_now() + timedelta(seconds=9)
 
 
-def test_the_pause_of_an_endpoint_ends(clock: Clock, settings: Any) -> None:
-    settings.DURABLE_TASKS = {"HTTP_BREAKER_FAILURES": 1, "HTTP_BREAKER_PAUSE": 7_200}
+def test_the_pause_of_an_endpoint_ends(
+    clock: Clock, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DURABLE_TASKS = {"HTTP_BREAKER_FAILURES": 1}
+    monkeypatch.setattr(endpoints, "PAUSE", 7_200)
     for key in ("ahead", "right"):
         endpoints.failed(key, 1, "refused")
     now = database_now()

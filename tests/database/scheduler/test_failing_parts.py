@@ -141,7 +141,7 @@ def test_a_node_whose_report_raises_keeps_sending_heartbeats(
 
 
 def test_the_thread_of_the_leader_survives_a_receiver_that_raises(settings: Any) -> None:
-    settings.DURABLE_TASKS = {"LEADER_RENEW": 0.05, "LEADER_LEASE": 5}
+    settings.DURABLE_TASKS = {"LEADER_LEASE": 1}
     called = threading.Event()
 
     def on_lead() -> None:

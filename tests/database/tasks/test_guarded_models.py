@@ -38,7 +38,6 @@ def test_engine_owned_models_are_guarded() -> None:
         "AuditEntry",
         "BulkOperation",
         "Calendar",
-        "CalendarDay",
         "DeadLetter",
         "DeliveryAttempt",
         "Endpoint",
@@ -46,7 +45,6 @@ def test_engine_owned_models_are_guarded() -> None:
         "MetricMinute",
         "NotificationEvent",
         "NotificationSetting",
-        "OccurrenceOverride",
         "OccurrenceRecord",
         "RecurringTask",
         "StaffTenant",
@@ -54,7 +52,6 @@ def test_engine_owned_models_are_guarded() -> None:
         "TaskDependency",
         "TaskExecutionLog",
         "TenantQuota",
-        "TenantRequests",
         "WorkflowRun",
     }
 

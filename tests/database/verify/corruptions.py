@@ -17,7 +17,6 @@ from django_durable_tasks.models import (
     DeadLetter,
     EndingEvent,
     NodeKind,
-    OccurrenceOverride,
     OccurrenceRecord,
     RecurringTask,
     SchedulerLease,
@@ -199,9 +198,6 @@ DAMAGES: Mapping[str, Callable[[], Any]] = {
     ),
     "orphan-ledger-entries": lambda: _orphan(
         OccurrenceRecord, recurring_task_id=uuid.uuid4(), fire_time=ago(1), outcome="MISSED"
-    ),
-    "orphan-overrides": lambda: _orphan(
-        OccurrenceOverride, recurring_task_id=uuid.uuid4(), fire_time=ago(-60), action="SKIP"
     ),
 }
 # The checks whose findings cannot be repaired automatically.

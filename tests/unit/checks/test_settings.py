@@ -68,6 +68,21 @@ def test_an_unknown_key_is_refused_with_the_nearest_valid_one() -> None:
         read({"HEARTBEET": 1})
 
 
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("API", "on if django_durable_tasks.contrib.api is in INSTALLED_APPS"),
+        ("METRICS", "on if django_durable_tasks.contrib.metrics is in INSTALLED_APPS"),
+        ("NOTIFICATIONS", "on if django_durable_tasks.contrib.notifications is in INSTALLED_APPS"),
+        ("LEADER_RENEW", "LEADER_LEASE is renewed four times"),
+        ("HTTP_BREAKER_PAUSE", "the pause begins with 30 s"),
+    ],
+)
+def test_a_removed_key_is_refused_with_its_replacement(key: str, remedy: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"no key {key!r}. Leave it out: .*{remedy}"):
+        read({key: 1})
+
+
 def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="at least 2 x HEARTBEAT"):
         read({"LEASE": 20, "HEARTBEAT": 11})

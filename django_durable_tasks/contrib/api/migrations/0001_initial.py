@@ -195,25 +195,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="TenantRequests",
-            fields=[
-                (
-                    "tenant",
-                    models.OneToOneField(
-                        on_delete=django.db.models.deletion.CASCADE,
-                        primary_key=True,
-                        related_name="+",
-                        serialize=False,
-                        to="django_durable_tasks.tenant",
-                    ),
-                ),
-                ("free_at", models.BigIntegerField(db_default=0)),
-            ],
-            options={
-                "db_table": "durable_tasks_tenant_requests",
-            },
-        ),
-        migrations.CreateModel(
             name="StaffTenant",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
