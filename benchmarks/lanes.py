@@ -119,11 +119,11 @@ def _run(messages: Sequence[Any]) -> None:
 
 def _each_by_recordset(task: Any) -> bool:
     from django_durable_tasks.states import inserts
-    from django_durable_tasks.store.statements import recordset, sql
+    from django_durable_tasks.store.statements import recordset
     from django_durable_tasks.store.tables import count
 
     task = inserts.encrypted_task(task)
-    statement = f"{sql('create_each')} ON CONFLICT DO NOTHING"
+    statement = f"{inserts.insert_statement('create_each')} ON CONFLICT DO NOTHING"
     created = count(statement, {"rows": recordset([task._asdict()])}) == 1
     if created:
         inserts._announce(task)
@@ -145,7 +145,7 @@ class Lane:
 
 LANES = {
     "an INSERT of its own for single tasks": Lane(
-        500, _delay, partial(switched_off, "states.transitions", "create", _each_by_recordset)
+        500, _delay, partial(switched_off, "states.inserts", "create", _each_by_recordset)
     ),
     "COPY, 200 tasks": Lane(
         5_000,
@@ -160,7 +160,7 @@ LANES = {
     "a task and its answer in one statement": Lane(
         200,
         _post,
-        partial(switched_off, "states.transitions", "can_create_with_answer", lambda: False),
+        partial(switched_off, "states.inserts", "can_create_with_answer", lambda: False),
         lambda n: (n, new_key()[1]),
         (*WIDE_WINDOW.items(), ("FAST_PATH", False), *OPEN.items()),
     ),
@@ -218,11 +218,6 @@ class Lanes(Ours):
         seconds = self.run(n, 1, published=False, task="limited", children=CHILDREN)
         return Measured(seconds, {"percent_of_ceiling": 100 * n / seconds / CEILING})
 
-    def unflushed(self, n: int, *, without: bool) -> float:
-        """Time n no-ops, whose starts wait for the disk or not."""
-        self.switched_off = ("states.runs", "in_transaction", True) if without else ()
-        return self.run(n, 1, published=False)
-
 
 def lanes(stage: Stage) -> list[Contender]:
     """Compare this package with and without each mechanism that exists for speed. On Redis."""
@@ -231,13 +226,11 @@ def lanes(stage: Stage) -> list[Contender]:
         for peer in (OURS, WITHOUT):
             work = partial(ours.in_process, name, lane.n, without=peer is WITHOUT)
             found.append(a_contender(stage, "lanes", name, peer, None, work, n=lane.n))
-    for what, work_of, n in (
-        ("the places of a limit are handed over", ours.limited, stage.n // 10),
-        ("a start does not wait for the disk", ours.unflushed, stage.n),
-    ):
-        for peer in (OURS, WITHOUT):
-            both = partial(work_of, n, without=peer is WITHOUT)
-            found.append(a_contender(stage, "lanes", what, peer, "redis", both, n=n))
+    n = stage.n // 10
+    for peer in (OURS, WITHOUT):
+        both = partial(ours.limited, n, without=peer is WITHOUT)
+        what = "the places of a limit are handed over"
+        found.append(a_contender(stage, "lanes", what, peer, "redis", both, n=n))
     return found
 
 

@@ -31,7 +31,8 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import batches as batch_transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
@@ -52,7 +53,7 @@ def take_batch(number: int, place: RunLocation) -> list[Run]:
 def take_these(these: TaskQuerySet, number: int, place: RunLocation) -> list[Run]:
     """Start at most ``number`` PENDING tasks of the queryset by the transition ``take``."""
     run_ids = batches.run_ids_of(os.urandom(batches.TOKEN_BYTES), number)
-    return transitions.take(these, run_ids, place.node, place.lease)
+    return batch_transitions.take(these, run_ids, place.node, place.lease)
 
 
 def first_rows() -> None:
@@ -244,7 +245,7 @@ def a_paused_queue(name: str = QUEUE, *, reason: str = "a test") -> QueueControl
 
 def a_run(task: Task) -> Run:
     """Return the run of a RUNNING task as its process has it."""
-    (run,) = transitions.started_runs(Task.objects.filter(pk=task.pk))
+    (run,) = claims.started_runs(Task.objects.filter(pk=task.pk))
     return run._replace(
         node=task.node or uuid.uuid4(),
         celery_id=f"{task.pk}.{task.epoch - 1}.{task.publish_count}",

@@ -14,8 +14,6 @@ from django_durable_tasks.celery.live_runs import LiveRun
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import Task, Tenant
-from django_durable_tasks.store.connections import dedicated_connection, on_sqlite
-from django_durable_tasks.tasks import attempts
 from django_durable_tasks.workflows.builder import AddedTasks
 
 
@@ -50,19 +48,8 @@ class RunContext:
     def fence(self) -> int:
         """A number that increases with each run of the task. Outside systems can refuse lower
         ones.
-
-        The first read costs one COMMIT on PostgreSQL, so that a crash of the server cannot undo the
-        start of the run and give its number to the next one. Raises RunLost if that has happened.
         """
-        live = self._live
-        # SQLite flushes each start, and a second connection would wait for the function's own
-        # transaction.
-        if not live.start_is_durable and not on_sqlite():
-            with dedicated_connection():
-                if not attempts.make_start_durable(live.run):
-                    raise RunLost
-            live.start_is_durable = True
-        return live.run.epoch
+        return self._live.run.epoch
 
     @property
     def workflow(self) -> AddedTasks:

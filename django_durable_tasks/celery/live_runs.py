@@ -218,8 +218,6 @@ class LiveRun:
         """What the function reported last, as JSON. It was checked and encoded at the report."""
         self.written_progress: str | None = None
         """What a heartbeat has written of it, or the database refused."""
-        self.start_is_durable = eager
-        """Whether it is known that no crash of the server can undo the start."""
         self.called = False
         """Whether the function, or a hook before it, was called."""
         self.success: Success | None = None

@@ -28,7 +28,7 @@ from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, 
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.option_values import chosen
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, dependencies, endings
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.store.errors import retry_on_deadlock
@@ -79,8 +79,8 @@ def insert_edges(new_edges: Sequence[NewEdge], rows: Mapping[uuid.UUID, Task]) -
         if row.status == Status.RUNNING and tables.callers_transaction()
     ]
     above = {edge.upstream_id for edge in new_edges}
-    transitions.mark_upstreams(sorted(above - set(unlocked)))
-    transitions.leave_marks(sorted(above & set(unlocked)))
+    dependencies.mark_upstreams(sorted(above - set(unlocked)))
+    endings.leave_marks(sorted(above & set(unlocked)))
     ended = {row.pk: (row.epoch, row.status) for row in waiting if row.status in TERMINAL}
     edges.insert_events_again(ended)
 
@@ -155,9 +155,9 @@ def _lock_unstarted(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dic
 
     Raises InvalidDependency if the task does not exist, TransitionRefused if it has started.
     """
-    transitions.lock_rows([task_id, *others])
-    transitions.return_to_pending(tables.tasks().filter(pk=task_id), 0)
-    rows = transitions.lock_rows([task_id, *others])
+    dependencies.lock_rows([task_id, *others])
+    claims.return_to_pending(tables.tasks().filter(pk=task_id), 0)
+    rows = dependencies.lock_rows([task_id, *others])
     row = rows.get(task_id)
     if row is None:
         raise InvalidDependency(f"There is no task {task_id}.")
@@ -213,9 +213,9 @@ def _block_or_release(row: Task) -> None:
     """
     number = needed(row.join_count, edges.tallies([row.pk]).get(row.pk, EdgeCounts()))
     if number and row.status != Status.BLOCKED:
-        transitions.block(tables.tasks().filter(pk=row.pk))
+        dependencies.block(tables.tasks().filter(pk=row.pk))
     if number:
-        transitions.set_needed({row.pk: number})
+        dependencies.set_needed({row.pk: number})
     elif row.status == Status.BLOCKED:
         _reevaluate(row)
 
@@ -229,7 +229,7 @@ def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[TaskMessa
     not BLOCKED.
     """
     with tables.atomic():
-        row = transitions.lock_rows([task_id]).get(task_id)
+        row = dependencies.lock_rows([task_id]).get(task_id)
         if row is None or row.status != Status.BLOCKED:
             raise TransitionRefused(
                 f"Task {task_id} does not wait for anything: {row.status if row else 'missing'}."
@@ -271,7 +271,7 @@ def open_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> li
     """
     kind = chosen("gate", gate, Gate)
     with tables.atomic():
-        row = transitions.lock_rows([task_id]).get(task_id)
+        row = dependencies.lock_rows([task_id]).get(task_id)
         closed = edges.edges().above([task_id]).gates().unresolved().filter(gate=kind)
         outcome = "APPROVED" if kind == Gate.APPROVAL else "RELEASED"
         changes = {"comment": reason[:500]} if reason else {}

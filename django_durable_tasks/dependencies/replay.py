@@ -23,7 +23,7 @@ from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store import tables
 
@@ -57,7 +57,7 @@ class LockedSubgraph:
         # to locked tasks.
         while keys := sorted(set(_with_all_below(self.requested)) - locked):
             lock_runs(keys)
-            self.rows |= transitions.lock_rows(keys)
+            self.rows |= dependencies.lock_rows(keys)
             locked.update(keys)
         self.above: dict[uuid.UUID, list[TaskDependency]] = {key: [] for key in self.rows}
         self.under: dict[uuid.UUID, list[uuid.UUID]] = {}
@@ -177,7 +177,7 @@ class LockedSubgraph:
             for key in dependents
             if self.rows[key].status == Status.BLOCKED or key in self.blocked_again
         }
-        transitions.set_needed(
+        dependencies.set_needed(
             {key: self.needed_by(key, replayed) for key in sorted(waiting - self.forced)}
         )
         # Tasks that stay ended although their upstream is replayed get another cause.
@@ -189,7 +189,7 @@ class LockedSubgraph:
         roots = dict(tables.tasks().filter(pk__in=set(others.values())).values_list("pk", "cause"))
         blamed = [(key, roots.get(other) or other) for key, other in others.items()]
         for first in range(0, len(blamed), _BATCH):
-            transitions.blame(dict(blamed[first : first + _BATCH]))
+            dependencies.blame(dict(blamed[first : first + _BATCH]))
 
 
 def _with_all_below(requested: set[uuid.UUID]) -> list[uuid.UUID]:
@@ -242,7 +242,7 @@ def replay(
     requested = list(queryset.filter(status__in=REPLAYABLE).values_list("pk", flat=True))
     if not in_graph(requested):
         runs = lock_runs(requested)
-        ids = transitions.replay(queryset, reason=reason, **changes)
+        ids = endings.replay(queryset, reason=reason, **changes)
         _reopen_runs(runs)
         return ids, []
     subgraph = LockedSubgraph(requested)
@@ -284,8 +284,8 @@ def again(requested: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
         if subgraph.rows[key].status in RELEASED and subgraph.needed_by(key, replayed)
     ]
     these = tables.tasks().filter(pk__in=blocked)
-    transitions.return_to_pending(these, 0)
-    transitions.block(these)
+    claims.return_to_pending(these, 0)
+    dependencies.block(these)
     subgraph.blocked_again.update(blocked)
     subgraph.rearm(replayed)
     _write_replay(subgraph, replayed, {}, reason)
@@ -314,14 +314,14 @@ def _write_replay(
         ):
             if part:
                 these = tables.tasks().filter(pk__in=sorted(part))
-                transitions.replay(these, name, reason=reason, **writes)
+                endings.replay(these, name, reason=reason, **writes)
         blocked = [(key, subgraph.rows[key].epoch) for key in needs if key in keys and needs[key]]
-        transitions.replay_blocked(blocked, name, reason=reason)
+        dependencies.replay_blocked(blocked, name, reason=reason)
     waiting = {key: number for key, number in needs.items() if number}
     edited = sorted(subgraph.requested & waiting.keys())
     if changes and edited:
-        transitions.edit(tables.tasks().filter(pk__in=edited), **changes)
-    transitions.set_needed(waiting)
+        inserts.edit(tables.tasks().filter(pk__in=edited), **changes)
+    dependencies.set_needed(waiting)
     _reopen_runs(subgraph.runs_of(needs))
 
 
@@ -384,7 +384,7 @@ def force_run(
     )
     subgraph = LockedSubgraph(requested)
     skipped = subgraph.requested_in([Status.SKIPPED])
-    forced = transitions.force_run(tables.tasks().filter(pk__in=requested), reason)
+    forced = dependencies.force_run(tables.tasks().filter(pk__in=requested), reason)
     edges.force(forced, by=by)
     subgraph.force(forced)
     _reopen_runs(subgraph.runs_of(forced))

@@ -28,7 +28,7 @@ from django_durable_tasks.encryption import decrypted, stored_value
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from django_durable_tasks.models.workflows import EndingEventQuerySet
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states import attempt_log, claims, dependencies
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.states.inserts import place
 from django_durable_tasks.store import tables
@@ -99,7 +99,7 @@ def resolve_endings(limit: int) -> ResolveResult:
 
 def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
     """Resolve the dependents of one ended task, unless the limits SMALL or FEW are exceeded."""
-    waiting = transitions.blocked_dependents(task_id, SMALL + 1)
+    waiting = dependencies.blocked_dependents(task_id, SMALL + 1)
     if waiting is None:
         return _resolve_small(task_id)
     if not waiting or len(waiting) > SMALL or any(one.unresolved > FEW for one in waiting):
@@ -133,7 +133,7 @@ def _resolve_met(
 
     Released tasks of ``queues`` are published at once unless their names are in ``limited``.
     """
-    done = retry_on_deadlock(transitions.release_met)(
+    done = retry_on_deadlock(dependencies.release_met)(
         events, _EDGES, list(queues), list(limited), conf.settings().REPUBLISH_AFTER
     )
     if done is None:
@@ -141,7 +141,7 @@ def _resolve_met(
     found = ResolveResult(
         events=done.events,
         moved=done.moved,
-        messages=transitions.messages_for(done.queued),
+        messages=claims.messages_for(done.queued),
         left=done.more,
     )
     if done.left and not done.more:
@@ -181,7 +181,7 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
         }
         waiting = edges.edges().below(upstreams).without_outcome().order_by("task", "pk")
         dependents = list(waiting.values_list("task", flat=True)[:_EDGES])
-        rows = transitions.lock_rows([*upstreams, *dependents])
+        rows = dependencies.lock_rows([*upstreams, *dependents])
         outcomes = _outcomes([event for event in events if event.task_id in upstreams], rows)
         resolved = _resolve_edges(outcomes, set(dependents), rows)
         done = reevaluate_joins(rows, set(dependents) & set(resolved), resolved)
@@ -252,7 +252,7 @@ def reevaluate_joins(
         by_decision[join_decision(row.join_count, tallies[row.pk], policy)].append(row)
     stay, skip = by_decision[JoinDecision.STAY], by_decision[JoinDecision.SKIP]
     fail = by_decision[JoinDecision.FAIL]
-    transitions.set_needed({row.pk: needed(row.join_count, tallies[row.pk]) for row in stay})
+    dependencies.set_needed({row.pk: needed(row.join_count, tallies[row.pk]) for row in stay})
     messages = release(by_decision[JoinDecision.RELEASE])
     reasons: dict[uuid.UUID, str] = {}
     causes: dict[uuid.UUID, uuid.UUID] = {}
@@ -264,7 +264,7 @@ def reevaluate_joins(
         reasons[row.pk] = f"upstream {name} ended {edge.outcome}"[:200]
         # The first cause, if the upstream ended because of another task.
         causes[row.pk] = upstream.cause if upstream and upstream.cause else edge.upstream_id
-    transitions.skip_blocked([(row.pk, row.epoch) for row in skip], reasons, causes)
+    dependencies.skip_blocked([(row.pk, row.epoch) for row in skip], reasons, causes)
     _fail(fail, reasons, causes)
     return ResolveResult(moved=len(waiting) - len(stay), messages=messages)
 
@@ -305,11 +305,11 @@ def release(rows: Sequence[Task]) -> list[TaskMessage]:
 
     published = [row for row in rows if settings.FAST_PATH and may_publish_at_once(row)]
     epochs = {row.pk: row.epoch for row in published[:FAST_PATH_MAX]}
-    transitions.release([(row.pk, row.epoch) for row in rows if row.pk not in epochs])
+    dependencies.release([(row.pk, row.epoch) for row in rows if row.pk not in epochs])
     if not epochs:
         return []
-    transitions.release_and_publish(list(epochs.items()), settings.REPUBLISH_AFTER)
-    return transitions.messages_for(transitions.claimed_tasks(tables.tasks().filter(pk__in=epochs)))
+    dependencies.release_and_publish(list(epochs.items()), settings.REPUBLISH_AFTER)
+    return claims.messages_for(claims.claimed_tasks(tables.tasks().filter(pk__in=epochs)))
 
 
 def _fail(
@@ -317,7 +317,7 @@ def _fail(
 ) -> None:
     if not rows:
         return
-    transitions.fail_blocked([(row.pk, row.epoch) for row in rows], reasons, causes)
+    dependencies.fail_blocked([(row.pk, row.epoch) for row in rows], reasons, causes)
     whole = tables.tasks().filter(pk__in=[row.pk for row in rows]).order_by("pk")
     attempt_log.open_dead_letters(
         [

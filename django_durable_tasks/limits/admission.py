@@ -24,9 +24,9 @@ from django_durable_tasks.limits.scopes import (
 )
 from django_durable_tasks.limits.waitlist import Usage
 from django_durable_tasks.models import LimitBucket
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims as claim_transitions
+from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.states.demand import QueueDemand
-from django_durable_tasks.states.transitions import ClaimedTask
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.postgresql import text_array
@@ -235,7 +235,7 @@ class LimitAdmission:
         idle = self._limit_config.without_worker((one.id, one.name, one.queue) for one in claimed)
         if idle:
             epochs = {task.id: task.epoch for task in claimed}
-            transitions.make_claimed_wait(idle, epochs)
+            claim_transitions.make_claimed_wait(idle, epochs)
             claimed = [task for task in claimed if task.id not in idle]
         if not self._limit_config.may_bind({(task.name, task.queue) for task in claimed}):
             return list(claimed)
@@ -247,7 +247,7 @@ class LimitAdmission:
             [self._bound(task.id, task, task.ready_at) for task in judged],
             turns={task.id: task.waiting_for_limit for task in judged} if in_turn else None,
         )
-        transitions.make_claimed_wait(refused)
+        claim_transitions.make_claimed_wait(refused)
         return [task for task in claimed if task.id not in refused]
 
     def admit(self, ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:
@@ -256,7 +256,7 @@ class LimitAdmission:
         refused = self._refused(
             [bound[task_id] for task_id in ids if task_id in bound], claimed=False
         )
-        transitions.make_due_wait(refused, now)
+        claim_transitions.make_due_wait(refused, now)
         return [task_id for task_id in ids if task_id in bound and task_id not in refused]
 
     def clear_heads(self, queues: Sequence[str], now: datetime, limit: int) -> int:
@@ -266,7 +266,7 @@ class LimitAdmission:
         ids = next_due(queues, now, limit)
         rows = tables.tasks().filter(pk__in=ids).values_list("pk", "name", "queue")
         idle = self._limit_config.without_worker(rows)
-        number = transitions.make_due_wait(idle, now)
+        number = claim_transitions.make_due_wait(idle, now)
         return number + self.refuse([task_id for task_id in ids if task_id not in idle], now)
 
     def refuse(self, ids: Sequence[uuid.UUID], now: datetime) -> int:
@@ -279,7 +279,7 @@ class LimitAdmission:
             for scope in row.scopes
             if scope not in self._wide and self._capacity.refuses(scope, row.request)
         }
-        return transitions.make_due_wait(full, now)
+        return claim_transitions.make_due_wait(full, now)
 
     def is_full(self, name: str, queue: str) -> bool:
         """Return whether a limit of the whole task or of its whole queue admits no further task."""

@@ -27,7 +27,7 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits import scopes as limits_scopes
 from django_durable_tasks.limits.scopes import Allowance, Rate
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, Node, Tenant
-from django_durable_tasks.states.transitions import ClaimedTask
+from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.tables import database
 

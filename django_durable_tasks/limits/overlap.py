@@ -26,8 +26,8 @@ from django_durable_tasks.limits.scopes import Open
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER, TaskQuerySet
-from django_durable_tasks.states import transitions
-from django_durable_tasks.states.transitions import ClaimedTask
+from django_durable_tasks.states import claims, inserts
+from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.store import tables
 
 _KEY_OWNING = (Status.QUEUED, Status.RUNNING)
@@ -113,7 +113,7 @@ def return_to_pending(epochs: dict[uuid.UUID, int]) -> int:
     """
     if not epochs:
         return 0
-    return transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), NEVER, epochs)
+    return claims.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), NEVER, epochs)
 
 
 def release(limit: int) -> int:
@@ -134,7 +134,7 @@ def release(limit: int) -> int:
     if not free:
         return 0
     releasable = tables.tasks().waiting_for_overlap().filter(pk__in=free)
-    return transitions.edit(releasable, len(free), due_at=Greatest("run_at", DatabaseNow()))
+    return inserts.edit(releasable, len(free), due_at=Greatest("run_at", DatabaseNow()))
 
 
 def _keys_of(waiting: TaskQuerySet, limit: int) -> list[Any]:

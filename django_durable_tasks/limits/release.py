@@ -19,7 +19,7 @@ from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.limits.config import LimitConfig, limits_in_force
 from django_durable_tasks.limits.scopes import AdmissionRequest, Allowance, Capacity
 from django_durable_tasks.limits.waitlist import Usage, WaitingTask
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, endings
 from django_durable_tasks.store import tables
 
 # Computes the free capacity of scopes for one round of release, and which waiting tasks it may
@@ -318,7 +318,7 @@ def select_next(
 def _release(plan: ReleasePlan, limit: int) -> list[uuid.UUID]:
     _clear(plan, limit)
     if plan.rows:
-        transitions.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), limit)
+        claims.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), limit)
     for scope in plan.rows.values():
         share = limits_scopes.shared(scope)
         if share is not None:
@@ -329,8 +329,8 @@ def _release(plan: ReleasePlan, limit: int) -> list[uuid.UUID]:
 def _clear(plan: ReleasePlan, limit: int) -> None:
     """End expired tasks, and move tasks to the waitlist of another scope that refuses them."""
     if plan.late:
-        transitions.expire(tables.tasks().filter(pk__in=plan.late), limit)
-    transitions.change_waiting_limit(plan.elsewhere)
+        endings.expire(tables.tasks().filter(pk__in=plan.late), limit)
+    claims.change_waiting_limit(plan.elsewhere)
 
 
 def select_round_robin(
@@ -366,7 +366,7 @@ def select_round_robin(
             for task_id, (share, waiting_for_limit) in of.items()
             if share != waiting_for_limit
         }
-        transitions.make_due_wait(new, now)
+        claims.make_due_wait(new, now)
         shares.update(new.values())
         if len(due) < AHEAD:
             break
@@ -496,9 +496,7 @@ def aging_steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
     for priority in range(_HIGHEST - 1, -1, -1):
         level = tables.tasks().published_alone().filter(priority=priority)
         for queue in late:
-            yield transitions.age(
-                level.filter(queue=queue, due_at__lte=since).order_by("due_at"), limit
-            )
+            yield claims.age(level.filter(queue=queue, due_at__lte=since).order_by("due_at"), limit)
         if not scopes:
             continue
         # The oldest waiting tasks of each scope, of which at most ``limit`` are read.
@@ -512,4 +510,4 @@ def aging_steps(now: datetime, wait: float, limit: int) -> Iterator[int]:
             for task_id, ready_at in tables.first_of_each(oldest, ("pk", "ready_at"))
             if ready_at is None or ready_at <= since
         ]
-        yield transitions.age(tables.tasks().filter(pk__in=ids), len(ids)) if ids else 0
+        yield claims.age(tables.tasks().filter(pk__in=ids), len(ids)) if ids else 0

@@ -188,23 +188,18 @@ class TaskQuerySet(TenantQuerySet["Task"]):
         self,
         now: datetime,
         until: datetime,
-        past: uuid.UUID | None = None,
         priorities: Iterable[int] = range(10),
     ) -> Self:
         """PENDING tasks with messages of their own that are due after ``now`` and up to ``until``,
         the earliest first.
 
-        Priorities are listed so that an index is usable. With ``past``, the id of the last task
-        of a page, tasks that are due at ``now`` with greater ids are included.
+        Priorities are listed so that an index is usable.
         """
-        soon = (
+        return (
             self.published_alone()
-            .filter(priority__in=list(priorities), due_at__lte=until)
+            .filter(priority__in=list(priorities), due_at__gt=now, due_at__lte=until)
             .order_by("due_at", "id")
         )
-        if past is None:
-            return soon.filter(due_at__gt=now)
-        return soon.filter(Q(due_at__gt=now) | Q(id__gt=past), due_at__gte=now)
 
     def with_overlap_keys(self, keys: Iterable[str]) -> Self:
         """Open tasks with these overlap keys, in the order in which they will run."""

@@ -19,7 +19,7 @@ from django.db.utils import load_backend
 
 from django_durable_tasks import conf
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler import redis_client
 from django_durable_tasks.scheduler.notify_on_commit import (
     CHANNEL,
     INTERVAL,
@@ -31,7 +31,7 @@ from django_durable_tasks.scheduler.notify_on_commit import (
     send_by_redis,
     wake_channel,
 )
-from django_durable_tasks.scheduler.redis_index import scope
+from django_durable_tasks.scheduler.redis_client import scope
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks.explanations import ago
 
@@ -114,7 +114,7 @@ class RedisTransport:
 
     def open(self) -> None:
         """Connect and subscribe; raises RedisError."""
-        self._client = redis_index.listening_client(redis_index.url() or "")
+        self._client = redis_client.listening_client(redis_client.url() or "")
         self._subscription = self._client.pubsub(ignore_subscribe_messages=True)
         self._subscription.subscribe(wake_channel(scope()))
 
@@ -133,7 +133,7 @@ class RedisTransport:
 
     def doubtful(self) -> bool:
         """Return whether requests to Redis are suspended after a failure."""
-        shared = redis_index.connection()
+        shared = redis_client.connection()
         return shared is None or not shared.open()
 
     def close(self) -> None:
@@ -337,7 +337,7 @@ class Listeners:
         transports, self._why = list[NotificationTransport](), ""
         settings = conf.settings()
         database: Any = connections[settings.DATABASE]
-        if redis_index.url() is not None:
+        if redis_client.url() is not None:
             transports.append(RedisTransport())
         if not database_notifies():
             self._why = (

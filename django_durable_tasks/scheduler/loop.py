@@ -26,10 +26,10 @@ from django_durable_tasks.conf import settings, unknown_task_delay
 from django_durable_tasks.limits import release, waitlist
 from django_durable_tasks.models import NodeKind
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop, PublishWindows
+from django_durable_tasks.scheduler.due_index import due_index
 from django_durable_tasks.scheduler.jobs import Maintenance
 from django_durable_tasks.scheduler.leader import Leader
 from django_durable_tasks.scheduler.listener import Listeners
-from django_durable_tasks.scheduler.redis_index import due_index
 from django_durable_tasks.scheduler.republishing import Republishing
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps, Waiter
 from django_durable_tasks.schedules import trigger

@@ -20,8 +20,9 @@ from django.db import Error, connections
 from django_durable_tasks import conf
 from django_durable_tasks.choices import Status
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.scheduler import redis_index
-from django_durable_tasks.scheduler.redis_index import from_ms, instant_ms, scope
+from django_durable_tasks.scheduler import redis_client
+from django_durable_tasks.scheduler.due_index import from_ms, instant_ms
+from django_durable_tasks.scheduler.redis_client import scope
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import CommitHook, hook_of_transaction, in_atomic_block
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
@@ -193,7 +194,7 @@ class OnCommitNotifier:
 
 
 def _has_listeners() -> bool:
-    return redis_index.url() is not None or database_notifies()
+    return redis_client.url() is not None or database_notifies()
 
 
 @verb
@@ -218,7 +219,7 @@ def send_by_redis(notification: Notification) -> bool:
     """Publish a notification in Redis. Returns False if Redis is not configured or unavailable, or
     if the channel has no subscriber.
     """
-    shared = redis_index.connection()
+    shared = redis_client.connection()
     channel, payload = wake_channel(scope()), notification.spelled()
     return shared is not None and shared.call(
         lambda client: client.publish(channel, payload) > 0, False

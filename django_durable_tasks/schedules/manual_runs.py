@@ -58,7 +58,7 @@ from django_durable_tasks.schedules.schedule_cache import (
     overrides_of,
     readable,
 )
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, endings, inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import NewTask
@@ -167,12 +167,12 @@ def _create(row: RecurringTask, now: datetime, request_id: str, reason: str) -> 
         blocked_by=verdict.blocked_by,
     )
     ledger.write([entry])
-    transitions.create_many([task])
+    inserts.create_many([task])
 
     def publish() -> None:
         # The overlap key is checked after the commit, as in every claim.
-        queued = transitions.claimed_tasks(tables.tasks().queued().filter(pk=task.id))
-        ports.publish(transitions.messages_for(overlap.admitted(queued)))
+        queued = claims.claimed_tasks(tables.tasks().queued().filter(pk=task.id))
+        ports.publish(claims.messages_for(overlap.admitted(queued)))
 
     if publishes:
         transaction.on_commit(publish, using=tables.database(), robust=True)
@@ -525,7 +525,7 @@ def _carry_out(
             )
     written = {task_id for task_id, _ in empty.values()} | ledger.write(missing)
     try:
-        transitions.create_many([task for task in created.values() if task.id in written])
+        inserts.create_many([task for task in created.values() if task.id in written])
     except IntegrityError as taken_key:
         raise UniqueConflict(
             f"{row.task} may be open once (its option unique): backfill one fire time at a time,"
@@ -536,13 +536,13 @@ def _carry_out(
         by_task = {step.task_id: places[step.fire_time] for step in part}
         these = tables.tasks().filter(pk__in=list(by_task))
         operator_actions.replay(these, reason=actor.reason or "backfill")
-        transitions.replay(these, "rerun")
+        endings.replay(these, "rerun")
         columns: dict[str, Any] = {
             name: Case(*(When(pk=pk, then=Value(place[name])) for pk, place in by_task.items()))
             for name in ("run_at", "overlap_key", "due_at")
         }
-        transitions.edit(these, run_at=columns.pop("run_at"))
-        transitions.edit(these, **columns)
+        inserts.edit(these, run_at=columns.pop("run_at"))
+        inserts.edit(these, **columns)
     return [
         replace(step, task_id=created[step.fire_time].id) if step.fire_time in created else step
         for step in steps

@@ -53,7 +53,7 @@ from django_durable_tasks.schedules.schedule_cache import (
     readable,
 )
 from django_durable_tasks.schedules.writes import Move
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.task_values import NO_ID, NewTask
@@ -116,7 +116,7 @@ def queued_if_due(
     for queue, number in Counter([task.queue for task in sent]).items():
         windows.record_sent(queue, number)
     if sent:
-        publish_after_commit(transitions.messages_for(sent))
+        publish_after_commit(claims.messages_for(sent))
     return result
 
 

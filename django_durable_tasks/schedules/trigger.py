@@ -41,7 +41,7 @@ from django_durable_tasks.schedules.tick_plan import (
 from django_durable_tasks.schedules.timetables.builder import never_fires
 from django_durable_tasks.schedules.writes import Move, advance, quarantine, wake
 from django_durable_tasks.signals import fires_recorded
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings, inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, is_unique_violation
@@ -365,7 +365,7 @@ def _write(tick: Tick) -> int:
     if created and tick.alone:
         created = [task for task in created if _insert_one(task)]
     elif created:
-        transitions.create_many(queued_if_due(created, tick.now, tick.windows))
+        inserts.create_many(queued_if_due(created, tick.now, tick.windows))
     _replace([task_id for task_id in tick.replaced if task_id in ids])
     advance(tick.moves if len(created) == len(tick.new_tasks) else _moves_of(tick, created))
     missed = [entry for entry in tick.entries if entry.outcome == FireOutcome.MISSED]
@@ -377,8 +377,8 @@ def _write(tick: Tick) -> int:
 def _replace(stale: Sequence[Any]) -> None:
     if stale:
         these = tables.tasks().filter(pk__in=stale)
-        transitions.cancel(these, "REPLACED")
-        transitions.request_cancel(these, "REPLACED")
+        endings.cancel(these, "REPLACED")
+        endings.request_cancel(these, "REPLACED")
         edges.request_cancel_runs(workflow_runs().filter(pk__in=stale), "REPLACED")
 
 
@@ -386,7 +386,7 @@ def _insert_one(task: NewTask) -> bool:
     """Insert one task; if another one acquired one of its keys first, record that in the ledger."""
     try:
         with tables.atomic():
-            transitions.create_many([task])
+            inserts.create_many([task])
     except IntegrityError as refused:
         if not is_unique_violation(refused):
             raise

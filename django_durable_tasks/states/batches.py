@@ -35,7 +35,6 @@ from django_durable_tasks.states.guarded_update import (
 )
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.states.runs import start_writes
-from django_durable_tasks.store.connections import in_transaction
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.statements import sql
@@ -92,7 +91,6 @@ def _take_due_in_one_statement(
         "run_ids": list(run_ids),
         "node": node,
         "lease": lease,
-        "alone": not in_transaction(),
     }
     rows, run_id = read(sql("take"), parameters, binary=True), RUN_COLUMNS.index("run_id")
     late = [row[0] for row in rows if row[run_id] is None]

@@ -41,7 +41,14 @@ from django_durable_tasks.states.guarded_update import (
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import is_unique_violation
-from django_durable_tasks.store.postgresql import NULL, copied, copy_time, copying, microseconds
+from django_durable_tasks.store.postgresql import (
+    NULL,
+    column_type,
+    copied,
+    copy_time,
+    copying,
+    microseconds,
+)
 from django_durable_tasks.store.statements import recordset, sql
 from django_durable_tasks.store.tables import (
     atomic,
@@ -135,10 +142,35 @@ def key_after(key: str) -> Case:
 # Converts new tasks to ORM objects, and to the parameters of the SQL forms of bulk INSERTs.
 
 
-_NO_COLUMN = frozenset(
-    {"wait", "expires_in", "has_given_id", "due_at", "unresolved", "starts_batch"}
+# The columns that have the values of the fields of NewTask of the same names. Statements compute
+# the others.
+COLUMNS = tuple(
+    name
+    for name in NewTask._fields
+    if name in {field.attname for field in Task._meta.concrete_fields}
+    and name not in {"run_at", "due_at", "expires_at", "expected_duration"}
 )
-_COLUMNS = tuple(name for name in NewTask._fields if name not in _NO_COLUMN)
+
+
+@functools.cache
+def insert_statement(name: str) -> str:
+    """Return a statement that inserts tasks, with COLUMNS in place of its placeholders."""
+    types = {column: column_type(Task, column) for column in COLUMNS}
+    texts = {
+        "{columns}": ", ".join(COLUMNS),
+        "{copied}": ", ".join(_COPIED_COLUMNS),
+        "{parameters}": ", ".join(f"%({column})s::{types[column]}" for column in COLUMNS),
+        "{fields}": ", ".join(f"{column}::{types[column]}" for column in COLUMNS),
+        # In JSON the values of jsonb columns are texts.
+        "{record}": ", ".join(
+            f"{column} {'text' if types[column] == 'jsonb' else types[column]}"
+            for column in COLUMNS
+        ),
+    }
+    statement = sql(name)
+    for placeholder, columns in texts.items():
+        statement = statement.replace(placeholder, columns)
+    return statement
 
 
 def object_of(task: NewTask) -> Task:
@@ -178,7 +210,8 @@ def _defaults() -> Mapping[str, Any]:
 
 
 def _values_of(task: NewTask, start: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {name: getattr(task, name) for name in _COLUMNS}
+    values: dict[str, Any] = {name: getattr(task, name) for name in COLUMNS}
+    values["expires_at"] = task.expires_at
     if task.expires_in is not None and task.expires_at is None:
         values["expires_at"] = start + timedelta(seconds=task.expires_in)
     if task.status != Status.BLOCKED:
@@ -205,53 +238,16 @@ def _stored(task: NewTask, text: str) -> Any:
 # New tasks as rows in the binary format of PostgreSQL's COPY.
 
 
-COLUMNS = {
-    "id": "uuid",
-    "args": "jsonb",
-    "kwargs": "jsonb",
-    "shard_key": "smallint",
-    "limit_key": "text",
-    "run_at": "timestamptz",
-    "due_at": "timestamptz",
-    "expires_at": "timestamptz",
-    "idempotency_key": "text",
-    "unique_key": "text",
-    "open_unique_key": "text",
-    "recurring_task_id": "uuid",
-    "fire_time": "timestamptz",
-    "overlap_key": "text",
-    "step": "text",
-    "tenant_id": "bigint",
-    "name": "text",
-    "queue": "text",
-    "priority": "smallint",
-    "options": "jsonb",
-    "status": "text",
-    "created_at": "timestamptz",
-    "updated_at": "timestamptz",
-    "epoch": "bigint",
-    "publish_count": "integer",
-    "max_attempts": "integer",
-    "max_crashes": "integer",
-    "on_orphan": "text",
-    "expected_duration": "interval",
-    "time_zone": "text",
-    "workflow_id": "uuid",
-    "join_count": "integer",
-    "on_upstream_failure": "text",
-    "unresolved_dependencies_count": "integer",
-    "has_dependents": "boolean",
-    "weight": "smallint",
-    "target_type": "text",
-    "encryption_key": "text",
-    "in_batch": "boolean",
-}
-"""The columns of ``copy_tasks`` and their types, in its order: those of the fields PER_CALL of
-NewTask, those of its fields PER_OCCURRENCE, and the others.
-"""
-_OWN = PER_CALL - PER_OCCURRENCE + 1
-"""The number of columns of the first two groups: ``unique_key`` is written to two columns."""
-_SHARED = tuple(COLUMNS.values())[_OWN:]
+# The columns of ``rows_of`` after those of the fields PER_CALL, which are all columns.
+_OCCURRENCE = (
+    *("run_at", "due_at", "expires_at", "idempotency_key", "unique_key", "open_unique_key"),
+    *("recurring_task_id", "fire_time", "overlap_key", "step"),
+)
+_SHARED = tuple(name for name in NewTask._fields[PER_CALL:PER_OCCURRENCE] if name in COLUMNS)
+_COPIED_COLUMNS = (
+    *(*NewTask._fields[:PER_CALL], *_OCCURRENCE, *_SHARED),
+    *("expected_duration", "unresolved_dependencies_count", "open_key", "created_at", "updated_at"),
+)
 # The number of columns, the id, and the length and version of ``args``, as one value of ``jsonb``.
 _start = Struct(">hi16sib").pack
 _json = Struct(">ib").pack
@@ -267,7 +263,7 @@ def rows_of(tasks: Sequence[NewTask], now: datetime) -> bytes:
     and of the creation.
     """
     shared: tuple[Any, ...] = ()
-    end, rows, width = b"", list[bytes](), len(COLUMNS)
+    end, rows, width = b"", list[bytes](), len(_COPIED_COLUMNS)
     ends = dict[tuple[Any, ...], bytes]()
     for task in tasks:
         if task[PER_CALL:] != shared:
@@ -325,15 +321,14 @@ def _shared_columns(task: NewTask, now: datetime) -> bytes:
     """Return the columns in which neither the tasks of one bulk call nor the occurrences of
     schedules of one task differ.
     """
-    values = (
-        *(task.tenant_id, task.name, task.queue, task.priority, task.options, task.status),
-        *(now, now, task.epoch, task.publish_count),
-        *(task.max_attempts, task.max_crashes, task.on_orphan, task.expected_duration),
-        *(task.time_zone, task.workflow_id),
-        *(task.join_count, task.on_upstream_failure, task.unresolved, task.has_dependents),
-        *(task.weight, task.target_type, task.encryption_key, task.in_batch),
-    )
-    return b"".join(map(copied, values, _SHARED))
+    values = [getattr(task, name) for name in _SHARED]
+    values += [task.expected_duration, task.unresolved, task.key, now, now]
+    return b"".join(map(copied, values, _shared_types()))
+
+
+@functools.cache
+def _shared_types() -> Sequence[str]:
+    return [column_type(Task, name) for name in _COPIED_COLUMNS[PER_CALL + len(_OCCURRENCE) :]]
 
 
 _KEYS = ("idempotency_key", "open_key", "open_unique_key")
@@ -368,7 +363,7 @@ def _insert_row(task: NewTask) -> Task | None:
 
 @_insert_row.on(POSTGRESQL)
 def _insert_and_return_row(task: NewTask) -> Task | None:
-    rows = read(f"{sql('create')} {returning_row()}", task._asdict())
+    rows = read(f"{insert_statement('create')} {returning_row()}", task._asdict())
     return row_of(rows[0]) if rows else None
 
 
@@ -400,7 +395,13 @@ def create_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, An
     The caller has checked ``can_create_with_answer``.
     """
     task = encrypted_task(task)
-    created = count(sql("create_with_answer"), {**parameters, **task._asdict(), "now": now}) > 0
+    created = (
+        count(
+            insert_statement("create_with_answer"),
+            {**parameters, **task._asdict(), "now": now},
+        )
+        > 0
+    )
     if created:
         _announce(task)
     return created
@@ -439,7 +440,7 @@ def _insert_unless_taken(task: NewTask) -> bool:
 
 @_insert_unless_taken.on(POSTGRESQL)
 def _insert_unless_in_conflict(task: NewTask) -> bool:
-    return count(sql("create"), task._asdict()) == 1
+    return count(insert_statement("create"), task._asdict()) == 1
 
 
 def create_many(new_tasks: Sequence[NewTask]) -> None:
@@ -484,7 +485,7 @@ def _copy(
 ) -> list[NewTask]:
     """Insert by COPY; ``now`` is the time of the database."""
     copied, began = list[NewTask](), time.monotonic()
-    with copying(sql("copy_tasks")) as send:
+    with copying(insert_statement("copy_tasks")) as send:
         for part in parts:
             send(rows_of(part, now))
             copied += part
@@ -500,7 +501,7 @@ def _insert(batch: Sequence[NewTask]) -> None:
 
 @_insert.on(POSTGRESQL)
 def _insert_in_one_statement(batch: Sequence[NewTask]) -> None:
-    count(sql("create_each"), {"rows": recordset(task._asdict() for task in batch)})
+    count(insert_statement("create_each"), {"rows": recordset(task._asdict() for task in batch)})
 
 
 def _announce_all(new_tasks: Sequence[NewTask]) -> None:

@@ -29,7 +29,6 @@ from django_durable_tasks.states.guarded_update import (
 )
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.store.clock import after, aware
-from django_durable_tasks.store.connections import in_transaction
 from django_durable_tasks.store.dialects import POSTGRESQL, SQLITE, verb
 from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import atomic, count, read, tasks
@@ -117,7 +116,6 @@ def _start_in_one_statement(
         "lease": place.lease,
         "name": name,
         "queues": list(place.queues) or None,
-        "alone": not in_transaction(),
     }
     (row,) = read(sql("start"), parameters, frequent=True)
     run, seen = row[: len(RUN_COLUMNS)], row[len(RUN_COLUMNS) :]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from django_durable_tasks import conf
@@ -149,6 +150,15 @@ _FORMATS: Mapping[str, Callable[[Any], bytes]] = {
     "timestamptz": _timestamp,
     "uuid": attrgetter("bytes"),
 }
+
+
+def column_type(model: type[Model], column: str) -> str:
+    """Return the type of a column, as a key of _FORMATS: every text is ``text``."""
+    field = next(field for field in model._meta.concrete_fields if field.attname == column)
+    kind = field.db_type(connections[conf.settings().DATABASE]) or ""
+    return {"timestamp with time zone": "timestamptz"}.get(
+        kind, "text" if kind.startswith("varchar") else kind
+    )
 
 
 def copied(value: Any, kind: str) -> bytes:

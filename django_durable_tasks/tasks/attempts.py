@@ -18,14 +18,13 @@ from django_durable_tasks.limits.waitlist import WaitingTask
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states import attempt_log, claims, endings
+from django_durable_tasks.states import runs as run_transitions
+from django_durable_tasks.states.claims import ClaimedTask, Unstarted
 from django_durable_tasks.states.decisions import Budgets, EndingKind, Outcome, Verdict, decide
-from django_durable_tasks.states.transitions import ClaimedTask, Unstarted
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
-from django_durable_tasks.store.statements import sql
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks.claim import count_misrouted, in_publishing_order
 from django_durable_tasks.tasks.new_task import DELAY_MAX
@@ -72,7 +71,7 @@ def open_run(
         refused = _refused_as_duplicate(task_id, epoch, unique_for, place, celery_id)
         if refused is not None:
             return refused
-    started = transitions.start(task_id, epoch, run_id or uuid.uuid4(), place, name)
+    started = run_transitions.start(task_id, epoch, run_id or uuid.uuid4(), place, name)
     if not isinstance(started, Run):
         return _refusal_of(started, task_id, epoch, place)
     return started._replace(celery_id=celery_id)
@@ -83,7 +82,7 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, celery_id: str) -> Run | None:
 
     Called if the reply of the database to ``open_run`` was lost.
     """
-    found = transitions.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
+    found = claims.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
     return found[0]._replace(celery_id=celery_id) if found else None
 
 
@@ -99,13 +98,13 @@ def _refusal_of(
         return Refusal.TERMINAL if row.status in TERMINAL else Refusal.STALE
     this = tables.tasks().filter(pk=task_id, epoch=epoch)
     if row.has_expired:
-        transitions.expire(this, 1)
+        endings.expire(this, 1)
         return Refusal.EXPIRED
     if place.queues and row.queue not in place.queues:
         count_misrouted(row.queue, place.queues[0])
         return Refusal.MISROUTED
     if row.is_paused:
-        transitions.return_to_pending(this, 0)
+        claims.return_to_pending(this, 0)
         return Refusal.PAUSED
     return Refusal.STALE
 
@@ -129,7 +128,7 @@ def _refused_as_duplicate(
     if not recent.exists():
         return None
     with tables.atomic():
-        if transitions.skip(this, "DUPLICATE"):
+        if endings.skip(this, "DUPLICATE"):
             result = attempt_log.AttemptResult(
                 task=row,
                 verdict=Verdict(transition="skip", status=Status.SKIPPED, log=LogStatus.DUPLICATE),
@@ -148,7 +147,7 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
     If the reply to the COMMIT was lost and the call is repeated, the success is found in the log. A
     success with follow-ups is recorded by ``workflows.followups.succeed``.
     """
-    return transitions.succeed(run, result, worker) or succeeded(run)
+    return run_transitions.succeed(run, result, worker) or succeeded(run)
 
 
 def succeeded(run: Run) -> bool:
@@ -248,7 +247,7 @@ def _end_runs(
     celery_id: str,
 ) -> dict[uuid.UUID, Verdict]:
     with tables.atomic():
-        rows = transitions.locked_runs(queryset, limit)
+        rows = run_transitions.locked_runs(queryset, limit)
         results = []
         for row in rows:
             outcome = outcome_of(row)
@@ -277,7 +276,7 @@ def _end_runs(
                 )
             )
         if results:
-            transitions.end(results)
+            run_transitions.end(results)
             attempt_log.log_endings(results)
             failed = [result for result in results if result.verdict.status == Status.FAILED]
             if failed:
@@ -322,43 +321,24 @@ def _backoff(row: Task) -> float:
         return RetryPolicy().delay(row.failures + 1, random.random())
 
 
-def heartbeat(beats: Sequence[transitions.Beat]) -> dict[uuid.UUID, bool]:
+def heartbeat(beats: Sequence[run_transitions.Beat]) -> dict[uuid.UUID, bool]:
     """Renew the leases of runs; return those renewed, with whether their cancellation was
     requested.
 
     Runs whose rows other transactions have locked are left out. ``still_owned`` distinguishes them
     from lost runs.
     """
-    return transitions.heartbeat(beats)
+    return run_transitions.heartbeat(beats)
 
 
-def write_progress(progress: Sequence[transitions.Progress]) -> set[uuid.UUID]:
+def write_progress(progress: Sequence[run_transitions.Progress]) -> set[uuid.UUID]:
     """Write what runs have reported; return those whose rows were not locked."""
-    return transitions.write_progress(progress)
+    return run_transitions.write_progress(progress)
 
 
-def make_start_durable(run: Run) -> bool:
-    """Return whether this run owns its task, after everything committed before is flushed.
-
-    Only PostgreSQL commits a start without flushing it, and a crash of the server may undo it then.
-    """
-    _flush()
-    return bool(transitions.still_owned([(run.task_id, run.epoch, run.run_id, 0.0)]))
-
-
-@verb
-def _flush() -> None:
-    """Flush what was committed without it; other databases than PostgreSQL flush each commit."""
-
-
-@_flush.on(POSTGRESQL)
-def _flush_by_commit() -> None:
-    tables.read(sql("flush"), {})
-
-
-def still_owned(beats: Sequence[transitions.Beat]) -> set[uuid.UUID]:
+def still_owned(beats: Sequence[run_transitions.Beat]) -> set[uuid.UUID]:
     """Return which of these runs still own their tasks."""
-    return transitions.still_owned(beats)
+    return run_transitions.still_owned(beats)
 
 
 # Hands the capacity of an ended run to the next tasks that wait for it.
@@ -405,7 +385,7 @@ def claim_next(ended: Sequence[Run], node: uuid.UUID) -> list[TaskMessage]:
     if not waiting:
         return []
     claimed = _claim(limit_config, waiting, max(_MOST, len(ended)), node)
-    return transitions.messages_for(overlap.admitted(claimed))
+    return claims.messages_for(overlap.admitted(claimed))
 
 
 @retry_on_deadlock
@@ -421,7 +401,7 @@ def _claim(
         for reread in (False, True):
             ids = release.select_next(waiting, now, limit, usage, reread=reread)
             wait = conf.settings().REPUBLISH_AFTER
-            claimed = transitions.claim_these(ids, node, wait, waiting=True) if ids else []
+            claimed = claims.claim_these(ids, node, wait, waiting=True) if ids else []
             fit = gate.admit_claimed(in_publishing_order(claimed, now), in_turn=True)
             admitted += fit
             if len(claimed) == len(ids):

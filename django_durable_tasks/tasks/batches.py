@@ -13,9 +13,9 @@ from django.db.models import BooleanField, Case, ExpressionWrapper, F, Max, Min,
 from django_durable_tasks import conf
 from django_durable_tasks.limits import admission, config
 from django_durable_tasks.models import BatchMessage
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import batches, claims, endings
+from django_durable_tasks.states.batches import Success
 from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.states.transitions import Success
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, database_now
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
@@ -239,7 +239,7 @@ def take(queue: str, name: str, run_ids: Sequence[uuid.UUID], place: RunLocation
     if limit_config.may_bind([(name, queue)]):
         started = _take_within_limits(limit_config, queue, name, run_ids, place)
     else:
-        started = transitions.take_due(queue, name, run_ids, place.node, place.lease)
+        started = batches.take_due(queue, name, run_ids, place.node, place.lease)
     return _with_message(started)
 
 
@@ -255,7 +255,7 @@ def _take_within_limits(
         gate = admission.LimitAdmission(limit_config)
         ids = _admitted(gate, queue, name, len(run_ids))
         gate.close()
-        return transitions.take(
+        return batches.take(
             tables.tasks().filter(pk__in=ids), run_ids[: len(ids)], place.node, place.lease
         )
 
@@ -271,7 +271,7 @@ def _admitted(
     admitted, now = list[uuid.UUID](), database_now()
     for _ in range(_PASSES):
         wanted = number - len(admitted)
-        due = transitions.due_in_batch(queue, name, wanted, admitted)
+        due = batches.due_in_batch(queue, name, wanted, admitted)
         # The rows are locked first, so that no other process spends rate-limit tokens for them.
         # Another process may have started one since it was read. It then runs alone or later.
         still_due = (
@@ -279,12 +279,12 @@ def _admitted(
             .waiting_for_batch()
             .filter(pk__in=due, queue=queue, name=name, due_at__lte=tables.NOW)
         )
-        locked = transitions.locked_pending(still_due, len(due))
+        locked = claims.locked_pending(still_due, len(due))
         fit = gate.admit(sorted(_in_time(locked, now), key=due.index), now)
         admitted += fit
         if len(due) < wanted or len(fit) == wanted or gate.is_full(name, queue):
             break
-        gate.refuse(transitions.due_in_batch(queue, name, _AHEAD, admitted), now)
+        gate.refuse(batches.due_in_batch(queue, name, _AHEAD, admitted), now)
     return admitted
 
 
@@ -293,7 +293,7 @@ def _in_time(ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:
     late = tables.tasks().filter(pk__in=ids, expires_at__lte=now)
     expired = set(late.values_list("pk", flat=True))
     if expired:
-        transitions.expire(tables.tasks().filter(pk__in=expired), len(expired))
+        endings.expire(tables.tasks().filter(pk__in=expired), len(expired))
     return [task_id for task_id in ids if task_id not in expired]
 
 
@@ -303,7 +303,7 @@ def taken(run_ids: Sequence[uuid.UUID], place: RunLocation) -> list[Run]:
     Called if the reply of the database to ``take`` was lost.
     """
     found = tables.tasks().running().filter(node=place.node, run_id__in=list(run_ids))
-    return _with_message(transitions.started_runs(found.order_by("-priority", "ready_at", "id")))
+    return _with_message(claims.started_runs(found.order_by("-priority", "ready_at", "id")))
 
 
 def _with_message(runs: Sequence[Run]) -> list[Run]:
@@ -318,7 +318,7 @@ def succeed(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
     If the reply to the COMMIT was lost and the call is repeated, the successes are found in the
     log.
     """
-    accepted = transitions.succeed_many(successes, worker)
+    accepted = batches.succeed_many(successes, worker)
     missing = [one.run for one in successes if one.run.run_id not in accepted]
     return accepted | succeeded_of(missing) if missing else accepted
 
@@ -329,9 +329,9 @@ def return_uncalled(runs: Sequence[Run], worker: str) -> int:
 
     Tasks whose cancellation was requested are CANCELLED.
     """
-    returned = transitions.undo_starts(runs)
+    returned = batches.undo_starts(runs)
     if returned < len(runs):
-        end_runs(transitions.owned(runs), lambda _: _CANCELLED, worker=worker)
+        end_runs(batches.owned(runs), lambda _: _CANCELLED, worker=worker)
     return returned
 
 

@@ -21,9 +21,9 @@ from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, endings
+from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.states.demand import ALL_LEVELS, QueueDemand, priorities_of
-from django_durable_tasks.states.transitions import ClaimedTask
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
@@ -68,7 +68,7 @@ class TenantTurns:
         While there are none, only one of _LOOK_EVERY claims looks for them.
         """
         demands = [one for one in demands if not self.pause[one.queue]]
-        due = transitions.due_tenants(demands, now, self.past, _TOGETHER) if demands else {}
+        due = claims.due_tenants(demands, now, self.past, _TOGETHER) if demands else {}
         parts = list[QueueDemand]()
         for one in demands:
             tenants, reached = due.get(one.queue, []), self.arrived.get(one.queue, set())
@@ -104,27 +104,23 @@ class Claimed(NamedTuple):
 
 
 def coming(
-    queue: str | Collection[str],
+    queues: Collection[str],
     now: datetime,
     until: datetime,
     limit: int,
     shards: Collection[int] | None = None,
-    past: uuid.UUID | None = None,
     levels: int = ALL_LEVELS,
 ) -> list[tuple[Any, ...]]:
     """Return the tasks of these queues that become due after ``now`` and by ``until``, in order.
 
-    Each has its due time, queue, id, priority and shard. ``levels``: only these priorities, as
-    bits. With ``past``, tasks that are due exactly
-    at ``now`` and have a greater id than ``past`` are included.
+    Each has its due time, queue, id and shard. ``levels``: only these priorities, as bits.
     """
-    queues = [queue] if isinstance(queue, str) else sorted(queue)
     found = tables.with_texts(
-        tables.tasks().coming(now, until, past, priorities_of(levels)), "queue", queues
+        tables.tasks().coming(now, until, priorities_of(levels)), "queue", sorted(queues)
     )
     if shards is not None:
         found = found.filter(shard_key__in=sorted(shards))
-    return list(found.values_list("due_at", "queue", "pk", "priority", "shard_key")[:limit])
+    return list(found.values_list("due_at", "queue", "pk", "shard_key")[:limit])
 
 
 def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> list[TaskMessage]:
@@ -134,11 +130,11 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     made to wait in the same transaction.
     """
     limit_config = config.limits_in_force()
-    act = partial(transitions.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
+    act = partial(claims.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
     if limit_config.empty:
         rows = _with_worker(limit_config, in_publishing_order(act(), now), now)
-        return transitions.messages_for(overlap.admitted(rows))
-    return transitions.messages_for(overlap.admitted(_these_within_limits(limit_config, act, now)))
+        return claims.messages_for(overlap.admitted(rows))
+    return claims.messages_for(overlap.admitted(_these_within_limits(limit_config, act, now)))
 
 
 @retry_on_deadlock
@@ -205,13 +201,13 @@ def claim_of(
     node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
     limit_config = config.limits_in_force()
     if limit_config.empty:
-        due = transitions.claim(demands, now, limit, *node_and_wait, shards)
+        due = claims.claim(demands, now, limit, *node_and_wait, shards)
         rows = _with_worker(limit_config, in_publishing_order(due, now), now)
         return Claimed(
-            transitions.messages_for(overlap.admitted(rows)), Counter(task.queue for task in due)
+            claims.messages_for(overlap.admitted(rows)), Counter(task.queue for task in due)
         )
     found, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards)
-    return Claimed(transitions.messages_for(overlap.admitted(found)), taken)
+    return Claimed(claims.messages_for(overlap.admitted(found)), taken)
 
 
 @retry_on_deadlock
@@ -253,7 +249,7 @@ def _claim_within_limits(
             rows = _due(limit_config, current, now, number, node, shards)
         else:
             ids = [turns.pop(0) for _ in range(min(number, current[0].limit, len(turns)))]
-            claimed = transitions.claim_these(ids, *node_and_wait) if ids else []
+            claimed = claims.claim_these(ids, *node_and_wait) if ids else []
             rows = sorted(claimed, key=attrgetter("order"))
         taken.update(task.queue for task in rows)
         return _in_time(rows, now)
@@ -288,14 +284,12 @@ def _due(
     wait, first, asked = conf.settings().REPUBLISH_AFTER, list[ClaimedTask](), demands
     turns = process_state.of(TenantTurns) if limit_config.tenants else None
     if turns is not None and (parts := turns.missing(demands, now)):
-        first = transitions.claim(parts, now, limit, node, wait, shards)
+        first = claims.claim(parts, now, limit, node, wait, shards)
         taken = Counter(task.queue for task in first)
         rest = [one._replace(limit=one.limit - taken[one.queue]) for one in demands]
         demands = [one for one in rest if one.limit > 0]
     number = limit - len(first)
-    others = (
-        transitions.claim(demands, now, number, node, wait, shards) if demands and number else []
-    )
+    others = claims.claim(demands, now, number, node, wait, shards) if demands and number else []
     if turns is not None:
         # Also the queues whose demand was used up: all their tenants are looked for again.
         turns.record(asked, others)
@@ -340,7 +334,7 @@ def _in_time(claimed: Sequence[ClaimedTask], now: datetime) -> list[ClaimedTask]
     """
     late = {task.id for task in claimed if task.expires_at is not None and task.expires_at <= now}
     if late:
-        transitions.expire(tables.tasks().filter(pk__in=late), len(late))
+        endings.expire(tables.tasks().filter(pk__in=late), len(late))
     return [task for task in claimed if task.id not in late]
 
 
@@ -354,8 +348,8 @@ def republish(
     the process that claimed them may have terminated before its check.
     """
     first = conf.settings().REPUBLISH_AFTER
-    rows = transitions.republish(queryset, limit, first, first if longest is None else longest)
-    return transitions.messages_for(overlap.admitted(_in_time(rows, now)))
+    rows = claims.republish(queryset, limit, first, first if longest is None else longest)
+    return claims.messages_for(overlap.admitted(_in_time(rows, now)))
 
 
 def republish_all(queryset: TaskQuerySet, batch: int) -> Iterator[list[TaskMessage]]:
@@ -378,7 +372,7 @@ def return_to_pending(messages: Sequence[TaskMessage], delay: float = 0.0) -> in
     change.
     """
     epochs = {message.task_id: message.epoch for message in messages}
-    return transitions.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), delay, epochs)
+    return claims.return_to_pending(tables.tasks().filter(pk__in=list(epochs)), delay, epochs)
 
 
 def expire_queued(queue: str, now: datetime, limit: int) -> int:
@@ -386,7 +380,7 @@ def expire_queued(queue: str, now: datetime, limit: int) -> int:
     longer start; return how many. Without a worker their messages would wait for ever.
     """
     late = tables.tasks().republish_due(now).filter(queue=queue, expires_at__lte=now)
-    return transitions.expire(late, limit)
+    return endings.expire(late, limit)
 
 
 def return_left_out(queue: str, now: datetime, limit: int) -> int:
@@ -401,7 +395,7 @@ def return_left_out(queue: str, now: datetime, limit: int) -> int:
     epochs = dict(islice(shared, limit))
     these = tables.tasks().filter(pk__in=list(epochs))
     # They are claimed in their old order when the queue has a worker.
-    return transitions.return_to_pending(these, transitions.WAS_READY, epochs) if epochs else 0
+    return claims.return_to_pending(these, claims.WAS_READY, epochs) if epochs else 0
 
 
 def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
@@ -410,7 +404,7 @@ def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
     The tasks are due for republishing in ``delay`` seconds. They stay QUEUED in their epoch,
     because an earlier copy of the message may still start them.
     """
-    return transitions.not_published(
+    return claims.not_published(
         [(message.task_id, message.epoch, message.number) for message in messages], delay
     )
 
@@ -432,13 +426,11 @@ def return_unknown_task(
     name, queue = row
     if not config.limits_in_force().lacks_worker(name, queue):
         wait = conf.unknown_task_delay() if delay is None else delay
-        return transitions.return_to_pending(queryset, wait, {task_id: epoch})
+        return claims.return_to_pending(queryset, wait, {task_id: epoch})
     published = tables.tasks().queued().filter(queue=queue, name=name)
     with tables.atomic():
         epochs = dict(published.values_list("pk", "epoch")[:_AHEAD])
-        return transitions.make_claimed_wait(
-            dict.fromkeys(epochs, scope_of_worker(name, queue)), epochs
-        )
+        return claims.make_claimed_wait(dict.fromkeys(epochs, scope_of_worker(name, queue)), epochs)
 
 
 # Counts messages that were consumed from a queue other than that of their task.

@@ -31,7 +31,7 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import RequestKind, Task
 from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import has_passed
 from django_durable_tasks.store.commit_hooks import (
@@ -119,7 +119,7 @@ logger = logging.getLogger("django_durable_tasks.calls")
 
 def insert(task: NewTask) -> bool:
     """Insert a task; return False, without a change, if one of its keys is taken."""
-    if not transitions.create(task):
+    if not inserts.create(task):
         return False
     publish_new(task)
     return True
@@ -127,7 +127,7 @@ def insert(task: NewTask) -> bool:
 
 def insert_row(task: NewTask) -> Task | None:
     """Insert a task; return its row, or None, without a change, if one of its keys is taken."""
-    row = transitions.create_row(task)
+    row = inserts.create_row(task)
     if row is not None:
         publish_new(task)
     return row
@@ -140,7 +140,7 @@ def insert_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, An
     As after a COMMIT, an error of the broker is logged and not raised: the task exists, and the
     request must not look refused.
     """
-    if not transitions.create_with_answer(task, now, parameters):
+    if not inserts.create_with_answer(task, now, parameters):
         return False
     try:
         publish_new(task)
@@ -153,7 +153,7 @@ def publish_new(task: NewTask) -> None:
     """Publish the message of an inserted task at the COMMIT if it is QUEUED, or a batch message."""
     remember_until_commit(task.id)
     if task.status == Status.QUEUED:
-        publish_after_commit(transitions.messages_for([task]))
+        publish_after_commit(claims.messages_for([task]))
     elif task.status == Status.PENDING and (task.starts_batch or may_start_batch(task)):
         start_batch_after_commit(task.queue, task.name, task.priority)
 
@@ -216,8 +216,8 @@ def acquire_unique(call: Call, task: NewTask, key: str) -> uuid.UUID:
         with tables.atomic():
             if owner is not None:
                 replaced = tables.tasks().filter(pk=owner.pk)
-                transitions.cancel(replaced, "REPLACED")
-                transitions.request_cancel(replaced, "REPLACED")
+                endings.cancel(replaced, "REPLACED")
+                endings.request_cancel(replaced, "REPLACED")
             if _insert_as_owner(owner, RequestKind.UNIQUE_KEY, task, key):
                 return task.id
             # Nothing was inserted, so the cancellation of the owner is rolled back.
@@ -238,7 +238,7 @@ def _insert_as_owner(owner: Task | None, kind: RequestKind, task: NewTask, key: 
         return insert(task)
     this = tables.tasks().filter(pk=owner.pk)
     if not tables.callers_transaction():
-        transitions.release_key(this, kind.marker)
+        inserts.release_key(this, kind.marker)
         return insert(task)
     before = owner.pk if getattr(owner, kind.marker) is None else None
     if before is None and not this.filter(**{kind.marker: key}).exists():
@@ -248,7 +248,7 @@ def _insert_as_owner(owner: Task | None, kind: RequestKind, task: NewTask, key: 
     without_key = (
         task._replace(key=None) if kind == RequestKind.KEY else task._replace(unique_key=None)
     )
-    return insert(without_key) and transitions.name_key(task.id, kind.lower(), key)
+    return insert(without_key) and inserts.name_key(task.id, kind.lower(), key)
 
 
 def upsert(call: Call, task: NewTask, key: str) -> uuid.UUID:
@@ -277,7 +277,7 @@ def _update_or_insert(call: Call, task: NewTask, key: str) -> uuid.UUID | None:
         # The owner is locked by its primary key, as every transition locks it. On MariaDB a lock
         # by the index of the key would deadlock with them.
         current = requests.owner(RequestKind.KEY, task.tenant_id, key)
-        owner = None if current is None else transitions.lock_rows([current.pk]).get(current.pk)
+        owner = None if current is None else dependencies.lock_rows([current.pk]).get(current.pk)
         if current is not None and (
             owner is None or owner.open_key != current.open_key or not owner.is_open
         ):
@@ -305,9 +305,9 @@ def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
     if row.attempts and call.task.target.type is TargetType.HTTP_CALLBACK:
         is_edited = (args, kwargs) != (row.args, row.kwargs)
         options = http_request.content_id_of_call(row.options, options, is_edited=is_edited)
-    transitions.return_to_pending(this, 0)
+    claims.return_to_pending(this, 0)
     same = ("priority", "queue", "max_attempts", "max_crashes", "on_orphan", "limit_key", "weight")
-    transitions.edit(
+    inserts.edit(
         this,
         **{name: getattr(task, name) for name in (*same, "in_batch")},
         args=args,
@@ -399,7 +399,7 @@ def _submit_waiting(call: Call) -> uuid.UUID:
     with tables.atomic():
         if task.key is not None:
             edit.lock_tenant(task.tenant_id)
-        upstreams = transitions.lock_rows([*planned, *key_owners(task)])
+        upstreams = dependencies.lock_rows([*planned, *key_owners(task)])
         edit.check_upstreams(planned.values(), upstreams, task.tenant_id)
         new_edges = [
             edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
@@ -505,14 +505,14 @@ def _create_all(
                 parts, created = map(with_trace, found.slices(calls)), list[NewTask]()
                 while len(created) < len(calls):
                     rest_of_part = len(calls) - len(created)
-                    created += transitions.create_stream(parts, rest_of_part, _OVERLAP)
+                    created += inserts.create_stream(parts, rest_of_part, _OVERLAP)
                 written(created)
             calls = following
 
 
 def _create_built(new: Sequence[NewTask], written: Callable[[Sequence[NewTask]], None]) -> None:
     if new:
-        transitions.create_many(new)
+        inserts.create_many(new)
         written(new)
 
 
@@ -529,7 +529,7 @@ def needs_own_insert(call: Call, task: NewTask) -> bool:
 
 def insert_many(new_tasks: Sequence[NewTask]) -> list[uuid.UUID]:
     """Insert tasks without keys and dependencies in one statement per batch; return their ids."""
-    transitions.create_many(new_tasks)
+    inserts.create_many(new_tasks)
     return [task.id for task in new_tasks]
 
 
@@ -577,6 +577,6 @@ def create_followups(followups: FollowUps) -> None:
     if len(new) == 1:
         insert(new[0])
     elif new:
-        transitions.create_many(new)
+        inserts.create_many(new)
         for task in new[:FAST_PATH_MAX]:
             publish_new(task)

@@ -27,7 +27,7 @@ from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
 from django_durable_tasks.operations.operation import Argument, Reason, Target, operation
 from django_durable_tasks.option_values import checked_key, checked_name, instant
 from django_durable_tasks.signals import dead_letters_grew
-from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states import attempt_log, claims, endings, guarded_update, inserts
 from django_durable_tasks.states.decisions import EndingKind, Outcome, Verdict
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.errors import retry_on_deadlock
@@ -120,8 +120,8 @@ def move(queryset: TaskQuerySet, run_at: datetime, *, by: str = "", reason: str 
     when = instant("run_at", run_at)
     with acting(by=by, reason=reason), recorded("tasks.reschedule") as entry:
         entry.detail(run_at=when)
-        transitions.return_to_pending(queryset, 0)
-        return transitions.edit(queryset, run_at=when, **_reason_change("rescheduled"))
+        claims.return_to_pending(queryset, 0)
+        return inserts.edit(queryset, run_at=when, **_reason_change("rescheduled"))
 
 
 @retry_on_deadlock
@@ -131,14 +131,14 @@ def _edit(queryset: TaskQuerySet, changes: Mapping[str, Any], name: str, action:
     with recorded(name) as entry, tables.atomic():
         # Without the arguments, which may be secret.
         entry.detail(**{key: changes[key] for key in changes if key not in ("args", "kwargs")})
-        waiting = queryset.filter(status__in=transitions.WAITING).order_by("pk")
+        waiting = queryset.filter(status__in=guarded_update.WAITING).order_by("pk")
         ids = list(waiting.values_list("pk", flat=True))
         more = _reason_change(action)
         for first in range(0, len(ids), _BATCH):
             # Locked before they are read, so that the new arguments are derived from the present
             # ones.
             batch = ids[first : first + _BATCH]
-            these = tables.tasks().filter(pk__in=batch, status__in=transitions.WAITING)
+            these = tables.tasks().filter(pk__in=batch, status__in=guarded_update.WAITING)
             rows = list(tables.locked_for_change(these).order_by("pk"))
             # The tasks whose new values are the same. Values that are independent of the task are
             # one group, so the number of statements is constant.
@@ -147,9 +147,9 @@ def _edit(queryset: TaskQuerySet, changes: Mapping[str, Any], name: str, action:
                 columns = {**_columns(row, changes), **more}
                 group = json.dumps(columns, sort_keys=True, default=str)
                 groups.setdefault(group, ([], columns))[0].append(row.pk)
-            transitions.return_to_pending(these, 0)
+            claims.return_to_pending(these, 0)
             for keys, columns in groups.values():
-                edited += transitions.edit(tables.tasks().filter(pk__in=keys), **columns)
+                edited += inserts.edit(tables.tasks().filter(pk__in=keys), **columns)
     return edited
 
 
@@ -210,7 +210,7 @@ def arguments_columns(row: Task, args: list[Any], kwargs: dict[str, Any]) -> dic
 # Operations on dead letters: replay their tasks, or discard them. User and time are stored.
 #
 # The engine opens a dead letter in the transaction in which its task fails
-# (``transitions.attempt_log``).
+# (``states.attempt_log``).
 
 
 def open_letters() -> int:
@@ -440,9 +440,7 @@ def cancel(queryset: TaskQuerySet) -> Cancelled:
 def cancel_with(queryset: TaskQuerySet, text: str) -> Cancelled:
     """Cancel tasks as ``cancel`` does, with this text as their reason."""
     with recorded("tasks.cancel"):
-        return Cancelled(
-            transitions.cancel(queryset, text), transitions.request_cancel(queryset, text)
-        )
+        return Cancelled(endings.cancel(queryset, text), endings.request_cancel(queryset, text))
 
 
 @operation(
@@ -460,7 +458,7 @@ def cancel_with(queryset: TaskQuerySet, text: str) -> Cancelled:
 def retry(queryset: TaskQuerySet) -> int:
     """Make waiting retries due now; return how many. Their budgets do not change."""
     with recorded("tasks.retry"):
-        return transitions.edit(queryset.retrying(), due_at=tables.NOW, **_reason_change("retried"))
+        return inserts.edit(queryset.retrying(), due_at=tables.NOW, **_reason_change("retried"))
 
 
 def _reason_change(action: str) -> dict[str, Any]:
@@ -497,7 +495,7 @@ def force_complete(queryset: TaskQuerySet) -> list[uuid.UUID]:
         open_or_failed = queryset.exclude(status=Status.SUCCESS)
         dependency_replay.hold(open_or_failed)
         rows = list(open_or_failed.order_by("pk"))
-        done = set(transitions.force_complete(queryset, completed))
+        done = set(endings.force_complete(queryset, completed))
         returned = dependency_replay.revive_below(done)
         outcome = Outcome(kind=EndingKind.SUCCEEDED, error=reason)
         for row in rows:

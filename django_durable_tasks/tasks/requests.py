@@ -24,7 +24,7 @@ from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.joins import DELETED
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
 from django_durable_tasks.models.tasks import TaskQuerySet, TaskRequestQuerySet
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import dependencies, endings, guarded_update, inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import (
     LEADER,
@@ -72,12 +72,12 @@ def leave_key(
 
     Returns False if another transaction was faster.
     """
-    requested = transitions.leave_key(kind, tenant_id, key, task_id, before)
+    requested = endings.leave_key(kind, tenant_id, key, task_id, before)
     # While this transaction waited, another request may have been applied. Its task owns the key
     # now.
     return (
         requested
-        and not _owning(kind, tenant_id, key).filter(status__in=transitions.WAITING).exists()
+        and not _owning(kind, tenant_id, key).filter(status__in=guarded_update.WAITING).exists()
     )
 
 
@@ -167,8 +167,8 @@ def _apply_many(keys: Sequence[int], limits: TimeLimits | None) -> int:
                 by_reason.setdefault(request.reason, []).append(request.task_id)
         for reason, ids in sorted(by_reason.items()):
             these = tables.tasks().filter(pk__in=ids)
-            transitions.cancel(these, reason)
-            transitions.request_cancel(these, reason)
+            endings.cancel(these, reason)
+            endings.request_cancel(these, reason)
         marked = [one.task_id for one in done if one.kind == RequestKind.DEPENDENTS]
         upstreams = {task_id: rows[task_id] for task_id in marked}
         edges.insert_events_again(
@@ -178,7 +178,7 @@ def _apply_many(keys: Sequence[int], limits: TimeLimits | None) -> int:
                 if row is None or row.status in TERMINAL
             }
         )
-        transitions.mark_upstreams(list(upstreams))
+        dependencies.mark_upstreams(list(upstreams))
         requests().filter(pk__in=[request.pk for request in done]).delete()
     return len(done)
 
@@ -189,7 +189,7 @@ def _locked(ids: set[uuid.UUID]) -> dict[uuid.UUID, Task | None]:
     Tasks that other transactions have locked are left out.
     """
     existing = set(tables.tasks().filter(pk__in=ids).values_list("pk", flat=True))
-    return {**dict.fromkeys(ids - existing), **transitions.lock_free(sorted(existing))}
+    return {**dict.fromkeys(ids - existing), **dependencies.lock_free(sorted(existing))}
 
 
 @retry_on_deadlock
@@ -226,9 +226,9 @@ def _assign(marker: str, key: str, rows: Sequence[Task]) -> None:
     for other in rows:
         this = tables.tasks().filter(pk=other.pk)
         if other.pk != new_owner.pk and other.status != Status.RUNNING:
-            transitions.cancel(this, "REPLACED")
+            endings.cancel(this, "REPLACED")
         elif other.pk != new_owner.pk:
-            transitions.release_key(this, marker)
+            inserts.release_key(this, marker)
             if marker == RequestKind.UNIQUE_KEY.marker:
-                transitions.request_cancel(this, "REPLACED")
-    transitions.take_key(new_owner.pk, marker, key)
+                endings.request_cancel(this, "REPLACED")
+    inserts.take_key(new_owner.pk, marker, key)

@@ -33,7 +33,7 @@ from django_durable_tasks.operations.operation import (
     no_progress,
     operation,
 )
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation
@@ -437,8 +437,8 @@ def correct_deadlines(now: datetime, tolerance: float, limit: int) -> int:
     """
     longest = conf.settings().REPUBLISH_AFTER
     return (
-        transitions.move_waits(now, tolerance, limit)
-        + transitions.shorten_republish_waits(longest, limit)
+        endings.move_waits(now, tolerance, limit)
+        + endings.shorten_republish_waits(longest, limit)
         + batches.shorten_waits(longest)
         + sum(correct(tolerance) for correct in CLOCK_CORRECTIONS.values())
     )

@@ -37,7 +37,7 @@ from django_durable_tasks.operations.operation import (
     operation,
 )
 from django_durable_tasks.option_values import chosen
-from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states import attempt_log, dependencies, endings
 from django_durable_tasks.states.guarded_update import TrackedChanges, watching
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
@@ -110,14 +110,14 @@ class GraphOperation:
         """
         for some in in_parts(sorted(ids)):
             these = tables.tasks().filter(pk__in=some)
-            transitions.cancel(these, why)
+            endings.cancel(these, why)
             # In a caller's transaction a RUNNING task is not locked. A retry may have made it wait
             # since.
             left = list(
                 these.filter(status__in=OPEN, cancel_requested_at=None).values_list("pk", flat=True)
             )
             if left:
-                transitions.request_cancel(these.filter(pk__in=left), why)
+                endings.request_cancel(these.filter(pk__in=left), why)
                 self.stop_requested.update(left)
 
 
@@ -186,7 +186,7 @@ def _lock_timeout_of_transaction() -> AbstractContextManager[None]:
 @_lock_timeout.on(MYSQL)
 @contextmanager
 def _lock_timeout_of_session() -> Iterator[None]:
-    ((before,),) = tables.read("SELECT @@innodb_lock_wait_timeout", {})
+    ((before,),) = tables.read("SELECT dependencies, endingsinnodb_lock_wait_timeout", {})
     tables.count(f"SET innodb_lock_wait_timeout = {_LOCK_TIMEOUT}", {})
     try:
         yield
@@ -583,7 +583,7 @@ def reject(task: Task, *, dry_run: bool = False) -> GraphReport:
 
     def act(operation: GraphOperation) -> None:
         gates = edges.edges().above([task.pk]).gates().unresolved().filter(gate=Gate.APPROVAL)
-        transitions.lock_rows(sorted(below([task.pk])))
+        dependencies.lock_rows(sorted(below([task.pk])))
         if not gates.update(
             outcome="REJECTED", resolved_by=actor.by[:200], comment=actor.reason[:500]
         ):

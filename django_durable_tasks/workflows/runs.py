@@ -27,7 +27,7 @@ from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.models.workflows import COUNTS
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import dependencies, endings, runs
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.commit_hooks import publish_after_commit
@@ -78,7 +78,7 @@ def hold(run: Run, plan: Plan, *, grows: bool) -> None:
         _locked_run(run)
         below = set(edges.edges().below([run.task_id]).unresolved().values_list("task", flat=True))
     if below or outside:
-        transitions.lock_rows([*({run.task_id} | below | outside)], even_running=True)
+        dependencies.lock_rows([*({run.task_id} | below | outside)], even_running=True)
     if below and outside:
         edit.check_circle(below, outside)
 
@@ -143,7 +143,7 @@ def _block_dependents(task_id: uuid.UUID, found: WorkflowDraft) -> None:
         if edge.dependency_type != DependencyType.MUST_FAIL
     }
     below = list(conditions)
-    rows = transitions.lock_rows(below) if below else {}
+    rows = dependencies.lock_rows(below) if below else {}
     waiting = {key: row for key, row in rows.items() if row.status == Status.BLOCKED}
     edges.insert_edges(
         [
@@ -158,9 +158,9 @@ def _block_dependents(task_id: uuid.UUID, found: WorkflowDraft) -> None:
         ]
     )
     if waiting:
-        transitions.mark_upstreams(last)
+        dependencies.mark_upstreams(last)
         counted = edges.tallies(waiting)
-        transitions.set_needed(
+        dependencies.set_needed(
             {key: needed(row.join_count, counted[key]) for key, row in waiting.items()}
         )
 
@@ -328,7 +328,7 @@ def cancel_called_off(limit: int) -> int:
         if batch:
             these, why = tables.tasks().filter(pk__in=batch), reasons[key]
             with tables.atomic():
-                number = transitions.cancel(these, why) + transitions.request_cancel(these, why)
+                number = endings.cancel(these, why) + endings.request_cancel(these, why)
             reached += number
 
     _deadlines_isolation.each(reasons, cancel)
@@ -356,7 +356,7 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
         for followup, plan in zip(followups, plans, strict=True):
             if plan is not None:
                 hold(run, plan, grows=isinstance(followup, AddedTasks))
-        accepted = transitions.succeed(run, result, worker)
+        accepted = runs.succeed(run, result, worker)
         if accepted:
             enqueue.create_followups(schedules)
             for followup, plan in zip(followups, plans, strict=True):

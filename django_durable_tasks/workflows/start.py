@@ -24,7 +24,7 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id, new_task_ids
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import dependencies, inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX, publish_after_commit
@@ -305,9 +305,9 @@ def write(found: WorkflowDraft) -> None:
     Upstreams outside the plan are locked first. If they have ended, their ending is resolved again.
     """
     within, across = _split_edges(found)
-    outside = transitions.lock_rows(sorted(found.outside)) if across else {}
+    outside = dependencies.lock_rows(sorted(found.outside)) if across else {}
     _check_outside(found, across, outside)
-    transitions.create_many(found.rows)
+    inserts.create_many(found.rows)
     edges.insert_edges(within)
     if across:
         edit.insert_edges(across, outside)
@@ -334,7 +334,7 @@ def release_without_upstreams(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
     """
     batch, messages = conf.settings().BATCH_SIZE, []
     for first in range(0, len(roots), batch):
-        rows = transitions.lock_rows(roots[first : first + batch])
+        rows = dependencies.lock_rows(roots[first : first + batch])
         messages += resolve.release([row for row in rows.values() if row.status == Status.BLOCKED])
     return messages
 
@@ -372,7 +372,7 @@ def _write_in_batches(
     for first in range(0, len(found.rows), BATCH):
         with tables.atomic():
             _lock_start(root.pk)
-            transitions.create_many(found.rows[first : first + BATCH])
+            inserts.create_many(found.rows[first : first + BATCH])
         done = _report_progress(root, min(first + BATCH, len(found.rows)), total, progress)
     for first in range(0, len(within), BATCH):
         with tables.atomic():
@@ -410,7 +410,7 @@ def _seal(found: WorkflowDraft, across: Sequence[NewEdge]) -> None:
     with tables.atomic():
         _lock_start(root)
         if across:
-            outside = transitions.lock_rows(sorted(found.outside))
+            outside = dependencies.lock_rows(sorted(found.outside))
             _check_outside(found, across, outside)
             edit.insert_edges(across, outside)
         WorkflowRun.objects.using(tables.database()).unguarded().filter(

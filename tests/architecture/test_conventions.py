@@ -19,7 +19,8 @@ from tests.architecture.sources import (
 LAZY = frozenset(
     {
         f"{PACKAGE}/celery/worker_repairs.py",
-        f"{PACKAGE}/scheduler/redis_index.py",
+        f"{PACKAGE}/scheduler/due_index.py",
+        f"{PACKAGE}/scheduler/redis_client.py",
     }
 )
 COMMANDS = (

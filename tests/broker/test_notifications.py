@@ -15,7 +15,7 @@ from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.scheduler import listener, notify_on_commit
 from django_durable_tasks.scheduler.listener import Listeners
 from django_durable_tasks.scheduler.notify_on_commit import CHANNEL, Notification, NotificationKind
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from tests.broker.listening_schedulers import (
     BY_BOTH,
     BY_POSTGRESQL,
@@ -176,7 +176,7 @@ def test_only_an_ending_with_dependents_wakes_the_leader(
     upstream = bodies.add.using(run_at=soon(600)).schedule(1, 2)
     bodies.add.using(depends_on=[upstream]).schedule(1, 2)
     with transaction.atomic():
-        transitions.cancel(Task.objects.filter(pk=upstream.pk), "a test")
+        endings.cancel(Task.objects.filter(pk=upstream.pk), "a test")
     until(sleeper.leader_work.is_set, within=20)
 
 

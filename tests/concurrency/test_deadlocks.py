@@ -16,7 +16,7 @@ from django.db import OperationalError, connection
 from django_durable_tasks.limits import waitlist
 from django_durable_tasks.models import Limit
 from django_durable_tasks.models.limits import LimitBucket
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import dependencies
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import code_of, retry_on_deadlock
@@ -38,10 +38,10 @@ class _Crossing:
     def act(self) -> int:
         with tables.atomic():
             self.begun += 1
-            transitions.lock_rows([self.first])
+            dependencies.lock_rows([self.first])
             if self.begun == 1:
                 self.meeting.wait()
-            transitions.lock_rows([self.second])
+            dependencies.lock_rows([self.second])
         return self.begun
 
 
@@ -109,7 +109,7 @@ def _lock_limits_then(task_id: uuid.UUID, observer: _ClaimObserver) -> None:
         many_tasks(50, queue="other")
         observer.limits_locked.set()
         assert observer.tasks_locked.wait(WITHIN)
-        transitions.lock_rows([task_id])
+        dependencies.lock_rows([task_id])
 
 
 def test_a_claim_within_limits_that_is_aborted_by_a_deadlock_is_repeated() -> None:

@@ -13,7 +13,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import release
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, claim
@@ -129,14 +129,14 @@ def test_capacity_that_becomes_free_while_a_claim_makes_a_task_wait_is_used_at_o
         new_process_state()
     claim.claim(QUEUE, database_now(), 1, uuid.uuid4())
     (run,) = _runs()
-    make_wait, handed_over = transitions.make_claimed_wait, list[int]()
+    make_wait, handed_over = claims.make_claimed_wait, list[int]()
 
     def end_first(refused: Any, *arguments: Any) -> int:
         if refused and not handed_over:
             handed_over.extend(no_errors(race([partial(_end, run)])))
         return make_wait(refused, *arguments)
 
-    monkeypatch.setattr(transitions, "make_claimed_wait", end_first)
+    monkeypatch.setattr(claims, "make_claimed_wait", end_first)
     scheduler = Scheduler("waits")
     scheduler.releasing.start()
     try:

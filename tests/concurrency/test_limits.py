@@ -18,7 +18,7 @@ from django_durable_tasks.limits import config, release, waitlist
 from django_durable_tasks.limits.scopes import Allowance, rate_of
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.limits import LOCK, LimitBucket
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from django_durable_tasks.store import connections, tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
@@ -44,7 +44,7 @@ def _claim(queue: str = QUEUE) -> int:
 
 def _end_some() -> None:
     ids = list(Task.objects.queued().order_by("pk").values_list("pk", flat=True)[:2])
-    transitions.cancel(Task.objects.filter(pk__in=ids), "DONE")
+    endings.cancel(Task.objects.filter(pk__in=ids), "DONE")
 
 
 @pytest.mark.parametrize("racers", [2, 8])
@@ -112,7 +112,7 @@ def test_a_heavy_task_starts_although_light_ones_start_and_end_concurrently() ->
         light = (
             Task.objects.queued().filter(weight=1).order_by("pk").values_list("pk", flat=True)[:2]
         )
-        transitions.cancel(Task.objects.filter(pk__in=list(light)), "DONE")
+        endings.cancel(Task.objects.filter(pk__in=list(light)), "DONE")
         assert rounds < 60, "light rows keep the heavy one waiting"
     assert Task.objects.filter(weight=1, status=Status.PENDING).exists()
 
@@ -252,7 +252,7 @@ def test_claims_and_operations_do_not_deadlock() -> None:
     _limit(f"task:{NOOP}", 5)
 
     def cancel() -> int:
-        return transitions.cancel(Task.objects.filter(name=NOOP).order_by("pk"), "BY_HAND")
+        return endings.cancel(Task.objects.filter(name=NOOP).order_by("pk"), "BY_HAND")
 
     for _ in range(_ROUNDS):
         acts: list[Callable[[], int]] = [

@@ -23,7 +23,7 @@ from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.jobs import RecomputeFireTimes
 from django_durable_tasks.schedules import ledger, trigger
 from django_durable_tasks.schedules import recompute as tzdata
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
@@ -78,7 +78,7 @@ SWEEPS: dict[str, tuple[Callable[[float], Task], Callable[[], Any]]] = {
         lambda past: a_task(Status.RUNNING, due=-past),
         lambda: attempts.end_runs(tables.tasks().running(), lambda _: CRASH, limit=LIMIT),
     ),
-    "expire": (_due, lambda: transitions.expire(tables.tasks().due(database_now()), LIMIT)),
+    "expire": (_due, lambda: endings.expire(tables.tasks().due(database_now()), LIMIT)),
     "age": (_due, lambda: release.age(database_now(), 0.0, LIMIT)),
     "claim": (_due, lambda: claim.claim(QUEUE, database_now(), LIMIT, PLACE.node)),
     "take": (lambda past: a_task(due=-past, in_batch=True), lambda: take_batch(LIMIT, PLACE)),

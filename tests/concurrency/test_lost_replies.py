@@ -14,9 +14,9 @@ from django_durable_tasks.celery import endings
 from django_durable_tasks.celery.live_runs import LiveRun
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.models import Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import runs
+from django_durable_tasks.states.claims import Unstarted
 from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.states.transitions import Unstarted
 from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks.options import Schedule
 from tests.concurrency.racing import one_lost_reply
@@ -100,7 +100,7 @@ def test_a_task_whose_creation_reply_was_lost_is_found_by_its_idempotency_key() 
 def test_a_start_whose_reply_was_lost_ends_by_its_lease_and_not_by_a_second_body() -> None:
     row, place = a_task(Status.QUEUED), RunLocation(node=uuid.uuid4(), worker="w", lease=60.0)
     with one_lost_reply(), pytest.raises(OperationalError):
-        transitions.start(row.pk, row.epoch, row.pk, place)
+        runs.start(row.pk, row.epoch, row.pk, place)
     row.refresh_from_db()
     assert (row.status, row.attempts) == (Status.RUNNING, 1)
-    assert isinstance(transitions.start(row.pk, 1, row.pk, place), Unstarted)
+    assert isinstance(runs.start(row.pk, 1, row.pk, place), Unstarted)

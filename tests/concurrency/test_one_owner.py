@@ -15,7 +15,7 @@ import pytest
 
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, claim, operator_actions
@@ -91,7 +91,7 @@ MOVES: dict[str, tuple[Status, Callable[[Task], Any]]] = {
     "claim": (Status.PENDING, lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node)),
     "return_to_pending": (
         Status.QUEUED,
-        lambda row: transitions.return_to_pending(question(row), 0),
+        lambda row: claims.return_to_pending(question(row), 0),
     ),
     "republish": (Status.QUEUED, lambda row: claim.republish(question(row), database_now(), 10)),
     "start": (Status.QUEUED, start),

@@ -28,15 +28,15 @@ def apply() -> None:
 def _with_the_row_s_own(*tokens: str) -> None:
     """Let an ending use the expected values of the row instead of those of the run."""
     from django_durable_tasks.models import Task
-    from django_durable_tasks.states import transitions
+    from django_durable_tasks.states import runs
     from django_durable_tasks.tasks import attempts
 
     def forged(run: Any) -> Any:
         row = Task.objects.filter(pk=run.task_id).values(*tokens).first()
         return run if row is None else run._replace(**row)
 
-    succeed, fail = transitions.succeed, attempts.fail
-    transitions.succeed = lambda run, result, worker: succeed(forged(run), result, worker)
+    succeed, fail = runs.succeed, attempts.fail
+    runs.succeed = lambda run, result, worker: succeed(forged(run), result, worker)
     attempts.fail = lambda run, outcome, worker: fail(forged(run), outcome, worker)
 
 

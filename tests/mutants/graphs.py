@@ -18,9 +18,9 @@ _FLIPS = "wants - count(*)::integer AS wants"
 
 
 def _with_locks(of: Callable[[Sequence[uuid.UUID]], Any]) -> None:
-    from django_durable_tasks.states import transitions
+    from django_durable_tasks.states import dependencies as transition_dependencies
 
-    setattr(transitions, "lock_rows", lambda ids, **_: {row.pk: row for row in of(ids)})  # noqa: B010 - a function to mypy
+    setattr(transition_dependencies, "lock_rows", lambda ids, **_: {row.pk: row for row in of(ids)})  # noqa: B010 - a function to mypy
 
 
 def with_locks_in_any_order() -> None:
@@ -67,14 +67,14 @@ def with_a_blind_counter() -> None:
 def with_locks_of_running_rows_in_callers_transactions() -> None:
     """Treat every transaction as one of the engine's own, which is short."""
     from django_durable_tasks.states import dependencies as transition_dependencies
-    from django_durable_tasks.states import endings, guarded_update, inserts, transitions
+    from django_durable_tasks.states import endings, guarded_update, inserts
 
-    for module in (transitions, inserts, endings, transition_dependencies, guarded_update):
+    for module in (inserts, endings, transition_dependencies, guarded_update):
         setattr(module, "callers_transaction", lambda: False)  # noqa: B010 - a function to mypy
 
 
 def without_the_marks_of_upstreams_that_run() -> None:
     """Insert an edge without a lock on its upstream, and do not read the upstream again."""
-    from django_durable_tasks.states import transitions
+    from django_durable_tasks.states import endings
 
-    setattr(transitions, "leave_marks", lambda ids: None)  # noqa: B010 - a function to mypy
+    setattr(endings, "leave_marks", lambda ids: None)  # noqa: B010 - a function to mypy

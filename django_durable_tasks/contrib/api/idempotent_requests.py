@@ -25,7 +25,7 @@ from django_durable_tasks.contrib.api.quotas import tenant_quotas
 from django_durable_tasks.encryption import EncryptedValue, StorageLocation, decrypted, encrypted
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.models import AuditEntry, Task, Tenant
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import inserts
 from django_durable_tasks.states.guarded_update import watching
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import TimeLimits
@@ -239,12 +239,12 @@ def create_with_answer(
     """
     if call.options.depends_on is not None or tenant_quotas(tenant).open_tasks is not None:
         return None
-    if not transitions.can_create_with_answer():
+    if not inserts.can_create_with_answer():
         return None
-    task = transitions.with_times(planned(call), now)
+    task = inserts.with_times(planned(call), now)
     if task.has_key:
         return None
-    row = transitions.row_at(task, now)
+    row = inserts.row_at(task, now)
     answer, recorder = answer_of(row), AuditRecorder("task.create")
     recorder.created_task(row)
     request = asdict(identity)

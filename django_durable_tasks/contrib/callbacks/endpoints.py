@@ -21,7 +21,7 @@ from django_durable_tasks.limits.config import RecentLimits
 from django_durable_tasks.limits.scopes import scope_of_key
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.signals import endpoint_changed
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
@@ -81,7 +81,7 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
     else:
         again = answers.wait_while_probing(random.random())
     this = tables.tasks().filter(pk=task_id)
-    return bool(transitions.return_to_pending(this, again, {task_id: epoch}))
+    return bool(claims.return_to_pending(this, again, {task_id: epoch}))
 
 
 @verb

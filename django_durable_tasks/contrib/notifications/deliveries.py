@@ -61,7 +61,7 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.schedules.lifecycle import recurring
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.targets.addresses import address_policy
@@ -383,7 +383,7 @@ def create_due_deliveries(now: datetime, limit: int) -> int:
             else:
                 new_tasks += _assigned(setting, found, now, more=batch.is_full)
         if new_tasks:
-            transitions.create_many(new_tasks)
+            inserts.create_many(new_tasks)
     return sum(map(len, batch.of_setting.values()))
 
 
@@ -500,7 +500,7 @@ def create_test(setting: NotificationSetting) -> uuid.UUID:
         entry.subject("notification setting", setting.pk, setting.tenant_id)
         entry.detail(task_id=str(task.id))
         tables.unguarded(NotificationEvent).bulk_create([event])
-        transitions.create_many([task])
+        inserts.create_many([task])
     return task.id
 
 

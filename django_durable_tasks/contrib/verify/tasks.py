@@ -28,7 +28,7 @@ from django_durable_tasks.limits import backpressure, overlap, release, scopes, 
 from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states import attempt_log, claims, inserts
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
@@ -398,7 +398,7 @@ def _make_due(context: VerifyContext, keys: Sequence[Any]) -> None:
         if all(task.held for task in several)
     ]
     these = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)
-    transitions.edit(these, due_at=Greatest("run_at", DatabaseNow()))
+    inserts.edit(these, due_at=Greatest("run_at", DatabaseNow()))
 
 
 # Checks of tasks that wait for a limit: each waits for an existing limit without capacity, and its
@@ -427,7 +427,7 @@ def limit_columns(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
 @limit_columns.repaired_by("it no longer waits for a limit")
 def _repair_columns(context: VerifyContext, keys: Sequence[Any]) -> None:
-    transitions.repair_limit_wait(tables.tasks().filter(pk__in=keys))
+    claims.repair_limit_wait(tables.tasks().filter(pk__in=keys))
 
 
 @check("stuck-on-limit", Task, "tasks", repair="release the most urgent", late=True)
@@ -478,4 +478,4 @@ def _release(context: VerifyContext, keys: Sequence[Any]) -> None:
     waiting = tables.tasks().filter(pk__in=keys).values_list("waiting_for_limit", flat=True)
     limits = sorted({scope for scope in waiting if scope is not None})
     plan = release.plan_release(limits, context.now, batch)
-    transitions.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), batch)
+    claims.release_waiting(tables.tasks().filter(pk__in=list(plan.rows)), batch)

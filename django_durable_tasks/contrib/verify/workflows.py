@@ -39,7 +39,7 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.models.workflows import COUNTS
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import dependencies
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.workflows import runs, start
@@ -148,7 +148,7 @@ def unmarked(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 @unmarked.repaired_by("marked")
 def _mark(context: VerifyContext, keys: Sequence[Any]) -> None:
     above = rows_of(TaskDependency).filter(pk__in=keys).values_list("depends_on_id", flat=True)
-    transitions.mark_upstreams([key for key in above if key is not None])
+    dependencies.mark_upstreams([key for key in above if key is not None])
 
 
 def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, EdgeCounts]]:
@@ -224,7 +224,7 @@ def _recount_joins(context: VerifyContext, keys: Sequence[Any]) -> Collection[An
 
 def _evaluate_joins(tasks: Sequence[uuid.UUID]) -> None:
     keys = sorted(set(tasks))
-    publish_after_commit(resolve.reevaluate_joins(transitions.lock_rows(keys), keys, {}).messages)
+    publish_after_commit(resolve.reevaluate_joins(dependencies.lock_rows(keys), keys, {}).messages)
 
 
 @check("duplicate-endings", EndingEvent, "graphs", repair="delete the later event")

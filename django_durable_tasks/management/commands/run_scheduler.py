@@ -15,7 +15,7 @@ from django.db import Error, connections
 
 from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
-from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler import redis_client
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.states.demand import SHARDS, parse_shards
@@ -95,7 +95,7 @@ class Command(BaseCommand):
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
         if options["redis"]:
-            redis_index.use_url(options["redis"])
+            redis_client.use_url(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
         name_connections(f"scheduler {scheduler.name}")
         if options["once"]:

@@ -13,18 +13,10 @@ WITH limits AS MATERIALIZED (
     RETURNING id
 ), task AS (
     INSERT INTO durable_tasks_task
-           (id, tenant_id, name, queue, priority, args, kwargs, options, status, run_at, due_at, expires_at,
-            created_at, updated_at, epoch, publish_count, max_attempts, max_crashes, on_orphan,
-            expected_duration, shard_key, join_count, on_upstream_failure, unresolved_dependencies_count,
-            limit_key, weight, target_type, in_batch)
-    SELECT %(id)s::uuid, %(tenant_id)s::bigint, %(name)s::text, %(queue)s::text, %(priority)s::smallint,
-           %(args)s::jsonb, %(kwargs)s::jsonb, %(options)s::jsonb, %(status)s::text, %(run_at)s::timestamptz,
-           %(due_at)s::timestamptz, %(expires_at)s::timestamptz,
-           %(now)s::timestamptz, %(now)s::timestamptz, %(epoch)s::bigint, %(publish_count)s::integer,
-           %(max_attempts)s::integer, %(max_crashes)s::integer, %(on_orphan)s::text,
-           %(expected_duration)s::float8 * interval '1 second', %(shard_key)s::smallint, %(join_count)s::integer,
-           %(on_upstream_failure)s::text, %(unresolved)s::integer,
-           %(limit_key)s::text, %(weight)s::smallint, %(target_type)s::text, %(in_batch)s::boolean
+           ({columns}, run_at, due_at, expires_at, created_at, updated_at, expected_duration, unresolved_dependencies_count)
+    SELECT {parameters}, %(run_at)s::timestamptz, %(due_at)s::timestamptz, %(expires_at)s::timestamptz,
+           %(now)s::timestamptz, %(now)s::timestamptz, %(expected_duration)s::float8 * interval '1 second',
+           %(unresolved)s::integer
       FROM request
 )
 INSERT INTO durable_tasks_audit_entry

@@ -1,16 +1,9 @@
 -- Returns the started run, or what the row shows if it does not start: a stale message costs this statement and no write.
--- synchronous_commit is off for a start that is a transaction of its own (`alone`). If the server loses it in a crash, the
--- task is QUEUED again, the ending of the run is refused by its epoch, and the task is published again. WAL is flushed in
--- order, so an ending is never durable without its start. A task that must not be called twice (on_orphan) is an
--- exception: only its start shows that it may have been called.
 WITH started AS (
 UPDATE durable_tasks_task AS task
    SET status = 'RUNNING', epoch = task.epoch + 1, attempts = task.attempts + 1, run_id = %(run_id)s, node = %(node)s,
        started_at = clock_timestamp(), updated_at = clock_timestamp(), due_at = NULL, progress = NULL,
        lease_until = clock_timestamp() + %(lease)s * interval '1 second'
-  FROM (SELECT CASE WHEN %(alone)s::boolean
-                     AND NOT EXISTS (SELECT 1 FROM durable_tasks_task WHERE id = %(id)s AND on_orphan <> 'RETRY')
-                    THEN set_config('synchronous_commit', 'off', true) END) AS unflushed
  WHERE task.id = %(id)s AND task.status = 'QUEUED' AND task.epoch = %(epoch)s AND task.cancel_requested_at IS NULL
    AND (%(name)s::text IS NULL OR task.name = %(name)s::text)
    AND (%(queues)s::text[] IS NULL OR task.queue = ANY (%(queues)s::text[]))

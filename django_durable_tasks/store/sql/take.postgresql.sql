@@ -4,7 +4,6 @@
 -- statement_timestamp(), because clock_timestamp() is no index condition: all tasks that are due later would be read.
 -- status || '' is hidden from the planner, which would read all PENDING rows for a plain comparison if its statistics
 -- are old.
--- synchronous_commit is off if this is a transaction of its own (`alone`), for the same reasons as in start.
 WITH due AS MATERIALIZED (
   SELECT hit.id, row_number() OVER () AS number,
          hit.expires_at IS NOT NULL AND hit.expires_at <= clock_timestamp() AS expired
@@ -26,8 +25,7 @@ taken AS (
          node = %(node)s, waiting_for_limit = NULL, ready_at = task.due_at, queued_at = clock_timestamp(),
          started_at = clock_timestamp(), updated_at = clock_timestamp(), due_at = NULL, progress = NULL, publish_count = 0,
          lease_until = clock_timestamp() + %(lease)s * interval '1 second'
-    FROM due,
-         (SELECT CASE WHEN %(alone)s::boolean THEN set_config('synchronous_commit', 'off', true) END) AS unflushed
+    FROM due
    WHERE task.id = due.id AND NOT due.expired AND task.status || '' = 'PENDING'
   RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.node, task.attempts, task.failures,
             task.crashes, task.max_attempts, task.args, task.kwargs, task.options, task.idempotency_key,

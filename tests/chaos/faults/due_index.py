@@ -10,9 +10,9 @@ import redis
 from django.conf import settings
 
 from django_durable_tasks.models import Node
-from django_durable_tasks.scheduler import redis_index
+from django_durable_tasks.scheduler import redis_client
 from django_durable_tasks.scheduler.notify_on_commit import wake_channel
-from django_durable_tasks.scheduler.redis_index import keys, scope
+from django_durable_tasks.scheduler.redis_client import scope
 from tests.chaos.faults.registry import fault
 from tests.chaos.figures import GARBAGE, REMOVED
 from tests.chaos.stage import Stage, query
@@ -27,7 +27,7 @@ def write_garbage(stage: Stage) -> None:
     in Redis.
     """
     assert settings.DURABLE_TASKS.get("REDIS_URL"), "there is no Redis for the due index"
-    connection = redis_index.connection()
+    connection = redis_client.connection()
     assert connection is not None
     client, before = connection.client, _removed()
     ways = cycle((_entry, _entry, _other_type))
@@ -45,12 +45,16 @@ def write_garbage(stage: Stage) -> None:
     stage.notes[REMOVED] += _removed() - before
 
 
+def _key() -> str:
+    return f"{scope()}:due_tasks"
+
+
 def _wait_until_removed(client: Any, before: int) -> None:
     """Wait until no entry is left that cannot be read, and a scheduler reports that it removed some."""
 
     def removed() -> bool:
         try:
-            left = [entry for entry in client.zrange(keys()[0], 0, -1) if entry.startswith("not ")]
+            left = [entry for entry in client.zrange(_key(), 0, -1) if entry.startswith("not ")]
         except redis.ResponseError:
             return False
         return not left and (query(_removed) or 0) > before
@@ -67,11 +71,10 @@ def _removed() -> int:
 
 def _entry(client: Any) -> None:
     """Write an entry that is due and cannot be read."""
-    client.zadd(keys()[0], {f"not an entry {next(_NUMBERS)}": 0})
+    client.zadd(_key(), {f"not an entry {next(_NUMBERS)}": 0})
 
 
 def _other_type(client: Any) -> None:
-    """Replace one of the keys by a list."""
-    name = keys()[next(_NUMBERS) % 2]
-    client.delete(name)
-    client.rpush(name, "not of this type")
+    """Replace the set by a list."""
+    client.delete(_key())
+    client.rpush(_key(), "not of this type")

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.contrib.api.models import IdempotentRequest
 from django_durable_tasks.models import AuditEntry, Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import inserts
 from tests.database.api.client import ApiClient, call
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
@@ -59,8 +59,8 @@ def test_the_transaction_of_a_request_with_an_idempotency_key_has_time_limits(
                 found.append(cursor.fetchone()[0])
         return create_row(task)
 
-    create_row = transitions.create_row
-    monkeypatch.setattr(transitions, "create_row", with_limits)
+    create_row = inserts.create_row
+    monkeypatch.setattr(inserts, "create_row", with_limits)
     body = call(idempotency_key="of the task")
     assert acme.post("/tasks", body, Idempotency_Key="one").status_code == 201
     assert found == ["15s", "2s", "15s"]

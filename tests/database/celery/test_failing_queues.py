@@ -26,7 +26,7 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.scheduler.jobs import Job, Prune
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.threads import PeriodicThread
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
@@ -127,8 +127,8 @@ def test_a_message_that_no_broker_accepts_does_not_increase_the_delay_of_the_nex
     assert (row.status, row.publish_count) == (Status.QUEUED, 5)
     assert row.due_at is not None
     assert row.due_at <= database_now()
-    claimed = transitions.claimed_tasks(Task.objects.filter(pk=fresh.pk))
-    publisher.publish_claimed(transitions.messages_for(claimed))
+    claimed = claims.claimed_tasks(Task.objects.filter(pk=fresh.pk))
+    publisher.publish_claimed(claims.messages_for(claimed))
     fresh.refresh_from_db()
     assert (fresh.status, fresh.publish_count) == (Status.PENDING, 0)
 
@@ -162,8 +162,8 @@ def test_after_an_outage_nothing_is_published_to_a_rejected_queue(strict: None) 
 def test_undoing_a_publish_leaves_tasks_that_were_published_or_started_meanwhile() -> None:
     row = a_task(Status.QUEUED, due=-1, publish_count=5)
     messages = [(row.pk, row.epoch, 4), (row.pk, row.epoch + 1, 5)]
-    assert transitions.not_published(messages, 0.0) == 0
-    assert transitions.not_published([(row.pk, row.epoch, 5)], 0.0) == 1
+    assert claims.not_published(messages, 0.0) == 0
+    assert claims.not_published([(row.pk, row.epoch, 5)], 0.0) == 1
 
 
 @pytest.fixture

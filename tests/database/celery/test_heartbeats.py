@@ -22,7 +22,7 @@ from django_durable_tasks.celery.live_runs import LeaseHeartbeat, LiveRun
 from django_durable_tasks.celery.worker_node import NodeBeat, place
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes
-from django_durable_tasks.exceptions import InvalidOption, RunLost
+from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.store import connections as ours
@@ -70,31 +70,6 @@ def test_progress_of_any_number_and_text_is_written_by_the_heartbeat(
     assert row.progress is not None
     assert row.progress["done"] == 1.5
     assert row.progress["note"].startswith("half\\x00way")
-
-
-@pytest.mark.postgresql
-def test_the_first_read_of_the_fence_flushes_the_start() -> None:
-    live = _live(row := a_task(Status.RUNNING))
-    with connection.cursor() as cursor:
-        cursor.execute("SET synchronous_commit = off")
-        try:
-            Task.objects.unguarded().filter(pk=row.pk).update(priority=3)
-            cursor.execute("SELECT pg_current_wal_insert_lsn()")
-            (started,) = cursor.fetchone()
-            assert RunContext(live).fence == row.epoch
-            cursor.execute("SELECT pg_current_wal_flush_lsn() >= %s", [started])
-            assert cursor.fetchone() == (True,)
-        finally:
-            cursor.execute("RESET synchronous_commit")
-    assert live.start_is_durable
-
-
-@pytest.mark.postgresql
-def test_a_run_whose_start_was_undone_gets_no_fence() -> None:
-    live = _live(row := a_task(Status.RUNNING))
-    Task.objects.unguarded().filter(pk=row.pk).update(run_id=uuid.uuid4())
-    with pytest.raises(RunLost):
-        _ = RunContext(live).fence
 
 
 def test_an_invalid_value_of_one_run_stops_neither_the_heartbeat_nor_its_thread(

@@ -18,7 +18,7 @@ from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import Node, NodeKind, Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import dependencies
 from django_durable_tasks.store import clock
 from django_durable_tasks.store.clock import database_now
 from tests.process_state import new_process_state
@@ -93,7 +93,7 @@ def test_a_released_task_is_published_only_if_it_is_due_by_the_clock_of_the_data
         run_at = database_now() + timedelta(seconds=wait)
         row = bodies.add.using(depends_on=[first], run_at=run_at).schedule(1, 2)
         with transaction.atomic():
-            messages = resolve.release(list(transitions.lock_rows([row.pk]).values()))
+            messages = resolve.release(list(dependencies.lock_rows([row.pk]).values()))
         assert Task.objects.get(pk=row.pk).status == status
         assert len(messages) == (status == Status.QUEUED)
 

@@ -18,7 +18,7 @@ from django_durable_tasks.dependencies import replay as dependency_replay
 from django_durable_tasks.dependencies.joins import edges_to
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import EndingEvent, Task, WorkflowRun
-from django_durable_tasks.states import attempt_log, transitions
+from django_durable_tasks.states import attempt_log, endings
 from django_durable_tasks.tasks import attempts, operator_actions
 from django_durable_tasks.workflows import runs
 from django_durable_tasks.workflows.builder import AddedTasks
@@ -124,11 +124,7 @@ class Histories(HistoryGraph):
         question = self._question(names)
         expires = operation == "expire"
         self._do(
-            lambda: (
-                transitions.expire(question, 9)
-                if expires
-                else transitions.skip(question, "DUPLICATE")
-            ),
+            lambda: endings.expire(question, 9) if expires else endings.skip(question, "DUPLICATE"),
             point,
         )
         for node in map(self.graph.nodes.__getitem__, names):

@@ -13,7 +13,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import release
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim as task_claim
 from tests.factories import NOOP, QUEUE, many_tasks
@@ -86,4 +86,4 @@ def under_way() -> Counter[int]:
 
 def end(*ids: uuid.UUID) -> None:
     """End these tasks."""
-    transitions.cancel(Task.objects.filter(pk__in=ids), "DONE")
+    endings.cancel(Task.objects.filter(pk__in=ids), "DONE")

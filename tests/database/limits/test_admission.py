@@ -18,7 +18,7 @@ from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models import Limit, LimitBucket, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, dependencies, endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim as task_claim
 from django_durable_tasks.tasks import enqueue, new_task, operator_actions
@@ -127,7 +127,7 @@ def test_a_retry_counts_once_for_the_limit_and_a_duplicate_message_does_not() ->
         message.number
         for message in task_claim.republish(Task.objects.queued(), database_now(), 10)
     ] == [2]
-    transitions.return_to_pending(Task.objects.filter(pk=row.pk), 0.0)
+    claims.return_to_pending(Task.objects.filter(pk=row.pk), 0.0)
     assert claim() == [row.pk]
     a_task()
     assert claim() == []
@@ -136,11 +136,11 @@ def test_a_retry_counts_once_for_the_limit_and_a_duplicate_message_does_not() ->
 @pytest.mark.parametrize(
     "act",
     [
-        lambda question: transitions.cancel(question, "BY_HAND"),
-        lambda question: transitions.skip(question, "BY_HAND"),
-        lambda question: transitions.expire(question, 10),
-        lambda question: transitions.force_complete(question, "BY_HAND"),
-        transitions.block,
+        lambda question: endings.cancel(question, "BY_HAND"),
+        lambda question: endings.skip(question, "BY_HAND"),
+        lambda question: endings.expire(question, 10),
+        lambda question: endings.force_complete(question, "BY_HAND"),
+        dependencies.block,
         lambda question: operator_actions.move(question, database_now() + timedelta(hours=1)),
         operator_actions.retry,
     ],
@@ -164,7 +164,7 @@ def test_a_replayed_task_is_checked_again() -> None:
     limit(f"task:{NOOP}", 0)
     claim()
     end(row.pk)
-    transitions.replay(Task.objects.all())
+    endings.replay(Task.objects.all())
     assert claim() == []
     assert Task.objects.get().waiting_for_limit == f"task:{NOOP}"
 
@@ -226,7 +226,7 @@ def test_a_released_dependent_that_is_limited_waits_for_the_claim(limited_tasks:
         )
         for name in ("tests.project.limited.one_at_a_time", "tests.project.limited.unlimited")
     ]
-    transitions.force_complete(Task.objects.filter(pk=upstream.pk), "BY_HAND")
+    endings.force_complete(Task.objects.filter(pk=upstream.pk), "BY_HAND")
     resolve.resolve_endings_of(upstream.pk)
     standing = [Task.objects.get(pk=row.pk).status for row in under]
     assert standing == [Status.PENDING, Status.QUEUED]

@@ -19,7 +19,7 @@ from django_durable_tasks.limits.backpressure import FastPath
 from django_durable_tasks.limits.scopes import workers_of
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.store import connections as dedicated
 from django_durable_tasks.store.clock import database_now
 from tests.database.limits.limited_tasks import claim, end, limit, release_waiting, under_way
@@ -152,7 +152,7 @@ def test_a_task_that_lost_its_place_waits_again_for_its_share() -> None:
     tenant_id = a_tenant().pk
     rows = many_tasks(2, tenant_id=tenant_id)
     scope = f"share:{QUEUE}:{tenant_id}"
-    transitions.make_due_wait({row.pk: scope for row in rows}, database_now())
+    claims.make_due_wait({row.pk: scope for row in rows}, database_now())
     release_waiting()
     taken = a_task(Status.QUEUED, tenant_id=tenant_id)
     assert claim() == list[uuid.UUID]()

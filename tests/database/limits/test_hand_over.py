@@ -18,7 +18,7 @@ from django_durable_tasks.cluster import queues
 from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, endings
 from django_durable_tasks.store import connections as dedicated
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
@@ -84,7 +84,7 @@ def test_the_most_urgent_task_is_next_and_a_released_one_keeps_its_place() -> No
     Task.objects.unguarded().filter(pk=rows[3].pk).update(priority=5)
     _run(rows[0])
     assert _queued() == [rows[3].pk]
-    transitions.release_waiting(Task.objects.filter(pk=rows[1].pk), 1)
+    claims.release_waiting(Task.objects.filter(pk=rows[1].pk), 1)
     _run(rows[3])
     assert _queued() == [rows[1].pk]
 
@@ -104,7 +104,7 @@ def test_a_paused_queue_keeps_its_waiting_tasks() -> None:
     limit(f"task:{NOOP}", 1)
     rows = _one_runs_and_others_wait()
     paused = a_task(due=-9, queue="paused", waiting_for_limit=f"task:{NOOP}")
-    transitions.make_due_wait({paused.pk: f"task:{NOOP}"}, database_now())
+    claims.make_due_wait({paused.pk: f"task:{NOOP}"}, database_now())
     Task.objects.unguarded().filter(pk=paused.pk).update(priority=9)
     queues.pause("paused", by="ann", reason="")
     _run(rows[0])
@@ -163,7 +163,7 @@ def test_capacity_that_another_process_did_not_hand_over_is_used() -> None:
     limit(f"task:{NOOP}", 4)
     rows = many_tasks(9)
     assert len(claim()) == 4
-    transitions.cancel(Task.objects.filter(pk__in=ids(rows[:2])), "DONE")
+    endings.cancel(Task.objects.filter(pk__in=ids(rows[:2])), "DONE")
     _run(rows[2])
     assert _queued() == ids(rows[3:7])
 
@@ -174,7 +174,7 @@ def test_due_tasks_of_a_limited_queue_are_left_to_the_scheduler(scope: str) -> N
     limit(f"task:{NOOP}", 1)
     rows = many_tasks(2)
     assert claim() == [rows[0].pk]
-    transitions.make_due_wait({rows[1].pk: f"task:{NOOP}"}, database_now())
+    claims.make_due_wait({rows[1].pk: f"task:{NOOP}"}, database_now())
     _run(rows[0])
     assert _queued() == []
     assert release_waiting() == 1
@@ -223,7 +223,7 @@ def test_an_unlimited_run_costs_no_statement_and_a_limited_one_without_waiting_t
 
 def _started(row: Task) -> Run:
     """Claim and start a task; return its run."""
-    (claimed,) = transitions.claim_these([row.pk], NODE, 15.0)
+    (claimed,) = claims.claim_these([row.pk], NODE, 15.0)
     place = RunLocation(node=NODE, worker="worker@host", lease=60.0)
     run = attempts.open_run(row.pk, claimed.epoch, place, "", None)
     assert isinstance(run, Run)
@@ -258,7 +258,7 @@ def test_while_tasks_wait_for_something_else_the_scheduler_looks_often(reason: s
     else:
         limit("global", 100)
         limit(scope, 0)
-    transitions.make_due_wait({row.pk: scope}, database_now())
+    claims.make_due_wait({row.pk: scope}, database_now())
     scheduler = Scheduler("looks")
     scheduler.dispatching.poll_soon()
     assert scheduler.releasing.round() == pytest.approx(0.1)

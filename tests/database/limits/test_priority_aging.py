@@ -17,7 +17,7 @@ from django_durable_tasks.limits import release
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler import jobs
 from django_durable_tasks.scheduler.jobs import AgePriorities
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks import claim as task_claim
@@ -147,23 +147,23 @@ def test_tasks_start_in_the_order_in_which_they_became_due(scope: str) -> None:
 
 def test_a_due_task_that_is_made_to_wait_is_released_as_it_was() -> None:
     due = _due([300, 20, 10])
-    transitions.make_due_wait(dict.fromkeys(due, "global"), database_now())
-    assert transitions.release_waiting(Task.objects.all(), 1) == 1
-    assert transitions.release_waiting(Task.objects.all(), 5) == 2
+    claims.make_due_wait(dict.fromkeys(due, "global"), database_now())
+    assert claims.release_waiting(Task.objects.all(), 1) == 1
+    assert claims.release_waiting(Task.objects.all(), 5) == 2
     assert dict(Task.objects.values_list("pk", "due_at")) == due
 
 
 def test_a_handed_over_place_keeps_the_time_of_the_task() -> None:
     due = _due([30])
     (task_id,) = due
-    transitions.make_due_wait({task_id: "global"}, database_now())
-    (claimed,) = transitions.claim_these([task_id], NODE, 10, waiting=True)
+    claims.make_due_wait({task_id: "global"}, database_now())
+    (claimed,) = claims.claim_these([task_id], NODE, 10, waiting=True)
     assert (claimed.ready_at, Task.objects.get().ready_at) == (due[task_id], due[task_id])
 
 
 def test_a_replay_of_a_minute_ago_is_not_raised_for_its_age() -> None:
     due = _due([60])
-    transitions.make_due_wait(dict.fromkeys(due, "global"), database_now())
+    claims.make_due_wait(dict.fromkeys(due, "global"), database_now())
     assert release.age(database_now(), wait=3_600, limit=10) == 0
     with mock.patch.object(release, "_SCOPES", 10):
         assert release.age(database_now(), wait=30, limit=10) == 1

@@ -22,7 +22,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.contrib.metrics import exposition
 from django_durable_tasks.contrib.metrics.exposition import MetricsServer
 from django_durable_tasks.models import Limit, NodeKind, SchedulerLease, Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from tests.database.api.client import SETTINGS, a_client
 from tests.database.metrics.counting import count_all
 from tests.factories import a_log_row, a_node, a_task, a_tenant, many_tasks
@@ -52,7 +52,7 @@ def _rows() -> None:
     many_tasks(3, due=-100)
     a_task(Status.QUEUED)
     a_task(Status.RUNNING, weight=2)
-    transitions.skip(Task.objects.filter(pk=a_task(queue='odd "name"\n\\').pk), "test")
+    endings.skip(Task.objects.filter(pk=a_task(queue='odd "name"\n\\').pk), "test")
     count_all()
 
 

@@ -15,7 +15,7 @@ from django_durable_tasks.contrib.metrics.counts import read_totals
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.metrics.series import OTHER, MetricKind, Span
 from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import retention
 from tests.database.metrics.counting import (
@@ -241,8 +241,8 @@ def test_a_minute_with_many_created_tasks_is_counted_in_parts(settings: Any) -> 
 
 def test_tasks_that_end_without_an_attempt_are_counted_by_status() -> None:
     pending = many_tasks(3)
-    transitions.cancel(Task.objects.filter(pk__in=[row.pk for row in pending[:2]]), "test")
-    transitions.skip(Task.objects.filter(pk=pending[2].pk), "test")
+    endings.cancel(Task.objects.filter(pk__in=[row.pk for row in pending[:2]]), "test")
+    endings.skip(Task.objects.filter(pk=pending[2].pk), "test")
     new = MetricMinute.objects.filter(span=Span.NEW)
     assert sum(new.values_list("number", flat=True)) == 3
     assert totals(MetricKind.ENDED) == {}

@@ -9,7 +9,7 @@ import pytest
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task, TaskExecutionLog
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, dependencies
 from tests.database.metrics.counting import count_all, counted_durations
 from tests.database.transitions.transition_calls import FAILURE, end, start, succeed
 from tests.factories import a_task
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def _claimed(task: Task) -> Task:
-    claimed = transitions.claim_these([task.pk], uuid.uuid4(), 15)
+    claimed = claims.claim_these([task.pk], uuid.uuid4(), 15)
     assert [one.id for one in claimed] == [task.pk]
     found: Task = Task.objects.get(pk=task.pk)
     return found
@@ -73,7 +73,7 @@ def test_a_task_that_was_published_without_a_claim_waits_for_the_broker_only() -
 def test_a_released_dependent_is_published_at_its_release_and_not_at_its_creation() -> None:
     task = a_task(Status.BLOCKED)
     Task.objects.unguarded().filter(pk=task.pk).update(created_at=task.created_at - timedelta(1))
-    transitions.release_and_publish([(task.pk, task.epoch)], 15)
+    dependencies.release_and_publish([(task.pk, task.epoch)], 15)
     found = Task.objects.get(pk=task.pk)
     assert found.queued_at is not None
     assert found.queued_at >= task.created_at

@@ -12,7 +12,7 @@ import pytest
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim, operator_actions
 from tests.database.recurring.schedules import START, a_schedule, at, fire
@@ -291,7 +291,7 @@ def test_a_task_released_by_maintenance_is_dispatched_by_an_immediate_round() ->
     row.refresh_from_db()
     row.pause("only tasks that exist already")
     first, second = Task.objects.order_by("fire_time")
-    transitions.cancel(Task.objects.filter(pk=first.pk), "TEST")
+    endings.cancel(Task.objects.filter(pk=first.pk), "TEST")
     scheduler = Scheduler("one")
     scheduler.leader.step()
     scheduler.round()

@@ -22,7 +22,7 @@ from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.due_index import DueEntry
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings, inserts
 from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import batches, claim
@@ -80,8 +80,8 @@ def test_a_task_that_was_cancelled_or_rescheduled_meanwhile_is_not_published(
     gone, later, row = a_task(due=1.5), a_task(due=1.5), a_task(due=1.6)
     scheduler.round()
     assert len(scheduler.dispatching.index) == 3
-    transitions.cancel(Task.objects.filter(pk=gone.pk), "TEST")
-    transitions.edit(Task.objects.filter(pk=later.pk), due_at=later.run_at + timedelta(hours=1))
+    endings.cancel(Task.objects.filter(pk=gone.pk), "TEST")
+    inserts.edit(Task.objects.filter(pk=later.pk), due_at=later.run_at + timedelta(hours=1))
     _published(scheduler, row)
     assert [message.task_id for message in take_task_messages(QUEUE)] == [row.pk]
     assert set(Task.objects.exclude(pk=row.pk).values_list("status", flat=True)) == {
@@ -183,7 +183,7 @@ def test_index_entries_are_verified_against_the_database(scheduler: Scheduler) -
     """
     row, loop = a_task(due=3_600), scheduler.dispatching
     loop.poll()
-    loop.index.add([DueEntry(loop.now, QUEUE, pk, 0, 0) for pk in (row.pk, uuid.uuid4())])
+    loop.index.add([DueEntry(loop.now, QUEUE, pk, 0) for pk in (row.pk, uuid.uuid4())])
     _published(scheduler, a_task())
     row.refresh_from_db()
     assert row.status == Status.PENDING
@@ -305,7 +305,7 @@ def due_first(loop: DispatchLoop, monkeypatch: pytest.MonkeyPatch) -> DispatchLo
     monkeypatch.setattr(dispatch_loop, "_POLL_POSTPONED_MAX", 100.0)
     loop.poll()
     loop._poll_took, loop._poll_at = 1_000.0, time.monotonic()
-    loop.index.add([DueEntry(loop.now + timedelta(seconds=500), QUEUE, new_task_id(), 0, 0)])
+    loop.index.add([DueEntry(loop.now + timedelta(seconds=500), QUEUE, new_task_id(), 0)])
     return loop
 
 
@@ -349,7 +349,7 @@ def test_the_limits_are_read_by_a_poll_and_not_by_a_claim_at_the_due_time(
     row = a_task(due=300)
     loop.poll()
     Task.objects.unguarded().filter(pk=row.pk).update(due_at=database_now())
-    loop.index.add([DueEntry(loop.now - timedelta(seconds=1), QUEUE, row.pk, 0, 0)])
+    loop.index.add([DueEntry(loop.now - timedelta(seconds=1), QUEUE, row.pk, 0)])
     assert loop._dispatch_at_due_time() == 1
     assert len(reads) == 1
     monkeypatch.setattr(config, "FRESH", 0.0)

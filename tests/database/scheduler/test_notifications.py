@@ -9,11 +9,10 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.scheduler import notify_on_commit, redis_index
-from django_durable_tasks.scheduler.due_index import DueIndex
+from django_durable_tasks.scheduler import notify_on_commit, redis_client
+from django_durable_tasks.scheduler.due_index import DueIndex, due_index
 from django_durable_tasks.scheduler.listener import Listeners
 from django_durable_tasks.scheduler.notify_on_commit import Notification, NotificationKind
-from django_durable_tasks.scheduler.redis_index import due_index
 from tests.factories import QUEUE
 from tests.project import tasks
 
@@ -67,8 +66,8 @@ def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
 
 def test_the_address_of_the_command_line_overrides_the_setting(settings: Any) -> None:
     settings.DURABLE_TASKS = {"REDIS_URL": "redis://one:1/0"}
-    assert redis_index.url() == "redis://one:1/0"
-    redis_index.use_url("redis://two:2/0")
-    assert redis_index.url() == "redis://two:2/0"
-    redis_index.use_url(None)
-    assert redis_index.url() == "redis://one:1/0"
+    assert redis_client.url() == "redis://one:1/0"
+    redis_client.use_url("redis://two:2/0")
+    assert redis_client.url() == "redis://two:2/0"
+    redis_client.use_url(None)
+    assert redis_client.url() == "redis://one:1/0"

@@ -26,7 +26,7 @@ from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.scheduler import republishing
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.scheduler.republishing import Republishing
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import operator_actions
 from tests.factories import QUEUE, a_node, a_task
@@ -51,9 +51,9 @@ def _published(number: int, age: float = 60.0, **fields: Any) -> list[Task]:
 
 
 def _publish(rows: list[Task]) -> None:
-    claimed = transitions.claimed_tasks(Task.objects.filter(pk__in=[row.pk for row in rows]))
+    claimed = claims.claimed_tasks(Task.objects.filter(pk__in=[row.pk for row in rows]))
     claimed.sort(key=lambda task: task.order)
-    publisher.publish_claimed(transitions.messages_for(claimed))
+    publisher.publish_claimed(claims.messages_for(claimed))
 
 
 def _foreign(number: int) -> None:
@@ -354,8 +354,8 @@ def _capacity(thread: Republishing) -> int:
     "leave",
     [
         lambda queued: operator_actions.cancel(queued, by="test", reason="test"),
-        lambda queued: transitions.expire(queued, 1_000),
-        lambda queued: transitions.return_to_pending(queued, 3_600),
+        lambda queued: endings.expire(queued, 1_000),
+        lambda queued: claims.return_to_pending(queued, 3_600),
     ],
     ids=["cancelled", "expired", "edited"],
 )

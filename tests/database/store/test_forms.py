@@ -36,14 +36,16 @@ from django_durable_tasks.scheduler import notify_on_commit
 from django_durable_tasks.schedules import ledger, trigger, writes
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.writes import Move
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import batches as batch_transitions
+from django_durable_tasks.states import claims, endings, inserts
+from django_durable_tasks.states import runs as run_transitions
 from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store import clock
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits
 from django_durable_tasks.store.dialects import VERBS, Verb
 from django_durable_tasks.task_values import NewTask, RunLocation
-from django_durable_tasks.tasks import attempts, batches, new_task, operator_actions
+from django_durable_tasks.tasks import batches, new_task, operator_actions
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_paused_queue, a_run, a_task, a_tenant, many_tasks
 from tests.project import tasks
@@ -195,32 +197,32 @@ def _various(number: int) -> list[NewTask]:
 @of("states.inserts._insert")
 def _a_few_tasks() -> Act:
     new = _various(3)
-    return lambda: transitions.create_many(new)
+    return lambda: inserts.create_many(new)
 
 
 @of("store.postgresql.copy_time", "states.inserts._insert")
 def _many_tasks() -> Act:
     new = _various(200)
-    return lambda: transitions.create_many(new)
+    return lambda: inserts.create_many(new)
 
 
 @of("states.inserts._insert_unless_taken")
 def _a_task_with_a_free_and_one_with_a_taken_key() -> Act:
     a_task(Status.RUNNING, key="taken")
     new = [_new(1, key="free"), _new(2, key="taken"), _new(3, expires_in=600.0)]
-    return lambda: [transitions.create(one) for one in new]
+    return lambda: [inserts.create(one) for one in new]
 
 
 @of("states.inserts._insert_row", "states.inserts._insert_unless_taken")
 def _tasks_that_are_read_back() -> Act:
     a_task(Status.QUEUED, unique_key="taken")
     new = [_new(1, unique_key="free"), _new(2, unique_key="taken"), _new(3, wait=600.0)]
-    return lambda: [transitions.create_row(one) for one in new]
+    return lambda: [inserts.create_row(one) for one in new]
 
 
 @of("states.inserts.can_create_with_answer")
 def _a_task_and_an_answer_inside_a_transaction() -> Act:
-    return transitions.can_create_with_answer
+    return inserts.can_create_with_answer
 
 
 @of("dependencies.edges._insert")
@@ -254,7 +256,7 @@ def _claims_of_two_queues() -> Act:
     a_task(due=600)
     a_task(Status.QUEUED)
     now, demands = database_now(), [QueueDemand(QUEUE, 4), QueueDemand("other", 9, least=0)]
-    return lambda: sorted(transitions.claim(demands, now, 5, NODE, 600.0))
+    return lambda: sorted(claims.claim(demands, now, 5, NODE, 600.0))
 
 
 @of("states.claims.claim")
@@ -264,8 +266,8 @@ def _claims_of_tenants_and_shards() -> Act:
     _due(3)
     now, demands = database_now(), [QueueDemand(QUEUE, 2, tenant_id=tenant.pk)]
     return lambda: [
-        sorted(transitions.claim(demands, now, 5, NODE, 600.0)),
-        sorted(transitions.claim([QueueDemand(QUEUE, 9)], now, 9, NODE, 600.0, range(512))),
+        sorted(claims.claim(demands, now, 5, NODE, 600.0)),
+        sorted(claims.claim([QueueDemand(QUEUE, 9)], now, 9, NODE, 600.0, range(512))),
     ]
 
 
@@ -277,8 +279,8 @@ def _tenants_with_due_tasks() -> Act:
     a_task()
     now, demands = database_now(), [QueueDemand(QUEUE, 1), QueueDemand("empty", 1)]
     return lambda: [
-        transitions.due_tenants(demands, now, {}, 2),
-        transitions.due_tenants(demands, now, {QUEUE: tenants[0].pk}, 9),
+        claims.due_tenants(demands, now, {}, 2),
+        claims.due_tenants(demands, now, {QUEUE: tenants[0].pk}, 9),
     ]
 
 
@@ -287,22 +289,22 @@ def _claims_of_these_tasks() -> Act:
     rows = [*_due(2), a_task(due=600), a_task(in_batch=True), a_task(Status.RUNNING)]
     waits = a_task(due_at=NEVER, waiting_for_limit="x")
     return lambda: [
-        sorted(transitions.claim_these([row.pk for row in rows], NODE, 600.0)),
-        sorted(transitions.claim_these([waits.pk], NODE, 600.0, waiting=True)),
+        sorted(claims.claim_these([row.pk for row in rows], NODE, 600.0)),
+        sorted(claims.claim_these([waits.pk], NODE, 600.0, waiting=True)),
     ]
 
 
 @of("states.guarded_update.first_locked")
 def _the_first_rows_to_lock() -> Act:
     _due(4)
-    return lambda: transitions.locked_pending(Task.objects.order_by("-due_at"), 2)
+    return lambda: claims.locked_pending(Task.objects.order_by("-due_at"), 2)
 
 
 @of("states.guarded_update._lock")
 def _rows_to_lock_in_order() -> Act:
     rows = many_tasks(3)
     a_task(Status.RUNNING)
-    return lambda: transitions.expire(Task.objects.filter(pk__in=[row.pk for row in rows[:2]]), 9)
+    return lambda: endings.expire(Task.objects.filter(pk__in=[row.pk for row in rows[:2]]), 9)
 
 
 @of("states.runs._start")
@@ -317,11 +319,11 @@ def _starts() -> Act:
     ]
     run_id, elsewhere = uuid.uuid4(), RunLocation(node=NODE, worker="", lease=9, queues=("no",))
     return lambda: [
-        transitions.start(rows[0].pk, 1, run_id, elsewhere),
-        transitions.start(rows[0].pk, 1, run_id, PLACE, "another name"),
-        *[transitions.start(row.pk, 1, run_id, PLACE) for row in rows],
-        transitions.start(rows[0].pk, 1, run_id, PLACE),
-        transitions.start(uuid.UUID(int=9), 1, run_id, PLACE),
+        run_transitions.start(rows[0].pk, 1, run_id, elsewhere),
+        run_transitions.start(rows[0].pk, 1, run_id, PLACE, "another name"),
+        *[run_transitions.start(row.pk, 1, run_id, PLACE) for row in rows],
+        run_transitions.start(rows[0].pk, 1, run_id, PLACE),
+        run_transitions.start(uuid.UUID(int=9), 1, run_id, PLACE),
     ]
 
 
@@ -338,21 +340,21 @@ def _heartbeats() -> Act:
         (two.pk, two.epoch, two.run_id, 1200.0),
         (one.pk, one.epoch + 1, uuid.uuid4(), 1800.0),
     ]
-    return lambda: [transitions.heartbeat(beats[:2]), transitions.heartbeat(beats[2:])]
+    return lambda: [run_transitions.heartbeat(beats[:2]), run_transitions.heartbeat(beats[2:])]
 
 
 @of("states.runs._locked_if_free")
 def _progress() -> Act:
     one, two = _running(2)
     given: Sequence[Any] = [(one.pk, one.epoch, one.run_id, "[1.5]"), (two.pk, 9, two.run_id, "2")]
-    return lambda: transitions.write_progress(given)
+    return lambda: run_transitions.write_progress(given)
 
 
 @of("states.runs._succeed")
 def _successes() -> Act:
     runs = [a_run(row) for row in _running(2)]
     fenced = runs[1]._replace(epoch=9)
-    return lambda: [transitions.succeed(run, '{"a": [1]}', "w") for run in (runs[0], fenced)]
+    return lambda: [run_transitions.succeed(run, '{"a": [1]}', "w") for run in (runs[0], fenced)]
 
 
 @of("states.batches.take_due")
@@ -361,7 +363,7 @@ def _starts_of_a_batch() -> Act:
     a_task(in_batch=True, name=BATCHED, expires_at=database_now() - timedelta(hours=1), due=-1)
     a_task(name=BATCHED)
     ids = [uuid.UUID(int=one) for one in range(1, 9)]
-    return lambda: transitions.take_due(QUEUE, BATCHED, ids, NODE, 600.0)
+    return lambda: batch_transitions.take_due(QUEUE, BATCHED, ids, NODE, 600.0)
 
 
 @of("states.batches._succeed_many")
@@ -372,14 +374,7 @@ def _successes_of_a_batch() -> Act:
         batches.Success(run=runs[1], result=None, wait=600.0),
         batches.Success(run=runs[2]._replace(run_id=uuid.uuid4()), result="3", wait=0.0),
     ]
-    return lambda: transitions.succeed_many(ends, "w")
-
-
-@of("tasks.attempts._flush")
-def _a_flush() -> Act:
-    (row,) = _running(1)
-    run = a_run(row)
-    return lambda: attempts.make_start_durable(run)
+    return lambda: batch_transitions.succeed_many(ends, "w")
 
 
 # Dependencies -----------------------------------------------------------------------------------

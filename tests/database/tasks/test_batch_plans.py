@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import batches
 from tests.factories import NOOP, QUEUE, many_tasks
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db]
@@ -57,12 +57,12 @@ def test_the_start_of_a_batch_reads_the_due_tasks_only() -> None:
     run_ids = [uuid.UUID(bytes=os.urandom(16), version=4) for _ in range(100)]
     started = list[object]()
     removed = _removed_by_filters(
-        lambda: started.extend(transitions.take_due(QUEUE, NOOP, run_ids, uuid.uuid4(), 60.0))
+        lambda: started.extend(batches.take_due(QUEUE, NOOP, run_ids, uuid.uuid4(), 60.0))
     )
     assert (len(started), removed < LATER / 10) == (5, True), removed
 
 
 def test_the_due_tasks_of_a_batch_within_limits_are_read_only() -> None:
     found = list[object]()
-    removed = _removed_by_filters(lambda: found.extend(transitions.due_in_batch(QUEUE, NOOP, 100)))
+    removed = _removed_by_filters(lambda: found.extend(batches.due_in_batch(QUEUE, NOOP, 100)))
     assert (len(found), removed < LATER / 10) == (5, True), removed

@@ -17,8 +17,9 @@ from django_durable_tasks.cluster import queues
 from django_durable_tasks.limits import config
 from django_durable_tasks.models import EndingEvent, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.states import transitions
-from django_durable_tasks.states.transitions import Success
+from django_durable_tasks.states import batches as batch_transitions
+from django_durable_tasks.states import claims
+from django_durable_tasks.states.batches import Success
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, batches, claim, operator_actions
@@ -132,7 +133,7 @@ def test_a_batch_costs_the_same_statements_for_one_task_and_for_fifty(
         many_tasks(number, in_batch=True)
         counts.append([_statements(lambda: take_batch(50, PLACE))])
         runs = _runs()
-        counts[-1].append(_statements(lambda: transitions.undo_starts(runs)))  # noqa: B023
+        counts[-1].append(_statements(lambda: batch_transitions.undo_starts(runs)))  # noqa: B023
         runs = take_batch(50, PLACE)
         assert len(runs) == number
         successes = [_success(run) for run in runs]
@@ -143,7 +144,7 @@ def test_a_batch_costs_the_same_statements_for_one_task_and_for_fifty(
 
 
 def _runs() -> list[Run]:
-    return transitions.started_runs(Task.objects.running())
+    return claims.started_runs(Task.objects.running())
 
 
 # Endings ------------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.signals import tasks_transitioned
-from django_durable_tasks.states import inserts, transitions
+from django_durable_tasks.states import inserts
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.store.statements import text
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue, new_task
 from django_durable_tasks.tasks.options import CallOptions
@@ -112,7 +111,7 @@ def test_names_and_keys_are_written_as_they_are() -> None:
     wf.start()
     assert set(Task.objects.values_list("step", flat=True)) == steps
     new = [_new(f"{place}")._replace(limit_key=text) for place, text in enumerate(ODD * 2)]
-    transitions.create_many(new)
+    inserts.create_many(new)
     rows = Task.objects.in_bulk([one.id for one in new])
     assert [rows[one.id].limit_key for one in new] == ODD * 2
 
@@ -142,7 +141,7 @@ def test_tasks_that_differ_are_written_together(
         )
         for place in range(20)
     ]
-    transitions.create_many(new)
+    inserts.create_many(new)
     for place, row in enumerate(Task.objects.order_by("run_at")):
         blocked = place % 3 == 0
         assert row.due_at == (None if blocked else row.run_at + timedelta(seconds=1.5))
@@ -168,7 +167,7 @@ def test_tasks_that_differ_and_have_no_time_are_due_now(
         for place in range(20)
     ]
     before = database_now()
-    transitions.create_many(new)
+    inserts.create_many(new)
     after = database_now()
     rows = Task.objects.in_bulk([one.id for one in new])
     for place, one in enumerate(new):
@@ -177,28 +176,6 @@ def test_tasks_that_differ_and_have_no_time_are_due_now(
         assert row.due_at == row.run_at + timedelta(seconds=one.wait or 0)
         expiry = row.run_at + timedelta(seconds=60)
         assert (row.queue, row.expires_at) == (f"queue {place % 2}", expiry if place % 3 else None)
-
-
-@pytest.mark.postgresql
-def test_the_statement_of_copy_has_the_columns_of_its_rows() -> None:
-    sql = text("copy_tasks", "postgresql")
-    assert sql is not None
-    inside = sql[sql.index("(") + 1 : sql.index(")")]
-    assert [name.strip() for name in inside.split(",")] == list(inserts.COLUMNS)
-
-
-_TYPES = {"character varying": "text", "timestamp with time zone": "timestamptz"}
-
-
-@pytest.mark.postgresql
-def test_copied_rows_have_the_types_of_the_columns() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT column_name, data_type FROM information_schema.columns"
-            " WHERE table_name = 'durable_tasks_task'"
-        )
-        types = {name: _TYPES.get(kind, kind) for name, kind in cursor.fetchall()}
-    assert {name: types[name] for name in inserts.COLUMNS} == inserts.COLUMNS
 
 
 @pytest.mark.postgresql
@@ -219,7 +196,7 @@ def test_a_duration_and_times_are_copied_exactly() -> None:
         _new(place)._replace(run_at=instant, expires_at=latest, expected_duration=1.000001)
         for place in range(12)
     ]
-    transitions.create_many(new)
+    inserts.create_many(new)
     for row in Task.objects.all():
         assert (row.run_at, row.expires_at) == (instant, latest)
         assert row.expected_duration == timedelta(seconds=1, microseconds=1)
@@ -327,9 +304,9 @@ def test_without_a_transaction_a_failed_call_creates_none() -> None:
 
 def test_a_taken_id_is_an_integrity_error() -> None:
     new = [_new(place) for place in range(12)]
-    transitions.create_many(new[:1])
+    inserts.create_many(new[:1])
     with pytest.raises(IntegrityError), transaction.atomic():
-        transitions.create_many(new)
+        inserts.create_many(new)
     assert Task.objects.count() == 1
 
 

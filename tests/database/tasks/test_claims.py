@@ -20,12 +20,9 @@ from django_durable_tasks.limits.waitlist import scopes_after
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.states import batches as transition_batches
-from django_durable_tasks.states import runs
 from django_durable_tasks.states.demand import UNSERVED_AFTER, QueueDemand
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run
-from django_durable_tasks.tasks import attempts, batches, claim
+from django_durable_tasks.tasks import attempts, claim
 from django_durable_tasks.tasks.attempts import Refusal
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_paused_queue, a_task, many_tasks
@@ -332,35 +329,6 @@ def test_a_claim_without_overlap_keys_does_not_wait_for_the_disk_and_later_state
         assert (_these(row) if by_ids else _published(_claim())) == [row.pk]
 
 
-@pytest.mark.postgresql
-@pytest.mark.parametrize(
-    ("alone", "on_orphan", "flushes"),
-    [(True, "RETRY", "off"), (True, "DEAD_LETTER", "on"), (False, "RETRY", "on")],
-)
-def test_a_start_does_not_wait_for_the_disk_unless_it_is_the_only_proof_of_a_call(
-    monkeypatch: pytest.MonkeyPatch, alone: bool, on_orphan: str, flushes: str
-) -> None:
-    """A task that must not be called twice is a dead letter if its run is lost. If a crash undid its
-    start, it would be called again. A transaction of others is flushed as they want.
-    """
-    monkeypatch.setattr(runs, "in_transaction", lambda: not alone)
-    row = a_task(Status.QUEUED, on_orphan=on_orphan)
-    with _rolled_back(flushes):
-        assert isinstance(attempts.open_run(row.pk, row.epoch, PLACE, "id", None), Run)
-
-
-@pytest.mark.postgresql
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_start_of_a_batch_does_not_wait_for_the_disk(
-    monkeypatch: pytest.MonkeyPatch, alone: bool
-) -> None:
-    monkeypatch.setattr(transition_batches, "in_transaction", lambda: not alone)
-    row = a_task(in_batch=True)
-    with _rolled_back("off" if alone else "on"):
-        (run,) = batches.take(row.queue, row.name, batches.run_ids_of(b"token.", 1), PLACE)
-        assert run.task_id == row.pk
-
-
 def test_a_node_claims_the_tasks_of_its_shards_and_of_unserved_ones() -> None:
     now = database_now()
     mine, others = a_task(shard_key=3), a_task(shard_key=4)
@@ -375,8 +343,8 @@ def test_upcoming_tasks_are_read_before_they_are_due() -> None:
     rows = [a_task(due=wait, shard_key=wait) for wait in (3, 1, 2, 9)]
     a_task(due=-1)
     a_task(queue="other", due=1)
-    found = claim.coming(QUEUE, now, now + timedelta(seconds=5), 10)
+    found = claim.coming([QUEUE], now, now + timedelta(seconds=5), 10)
     assert [row[2] for row in found] == [rows[1].pk, rows[2].pk, rows[0].pk]
-    of_shards = claim.coming(QUEUE, now, now + timedelta(seconds=5), 10, {2, 3})
-    assert [row[4] for row in of_shards] == [2, 3]
-    assert len(claim.coming(QUEUE, now, now + timedelta(seconds=5), 2)) == 2
+    of_shards = claim.coming([QUEUE], now, now + timedelta(seconds=5), 10, {2, 3})
+    assert [row[3] for row in of_shards] == [2, 3]
+    assert len(claim.coming([QUEUE], now, now + timedelta(seconds=5), 2)) == 2

@@ -24,7 +24,7 @@ from django_durable_tasks.exceptions import (
     UnserializableArguments,
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.tasks import enqueue, new_task
 from django_durable_tasks.tasks.options import Schedule
@@ -289,7 +289,7 @@ def test_a_refused_insert_is_not_mistaken_for_a_taken_key() -> None:
     call = new_task.Call(registry.get("tests.project.tasks.noop"), (), {})
     new = new_task.new_task(call)._replace(idempotency_key="i", status=Status.RUNNING)
     with pytest.raises(Exception, match=r"(?i)check|constraint"), tables.atomic():
-        transitions.create(new)
+        inserts.create(new)
 
 
 @pytest.mark.parametrize(

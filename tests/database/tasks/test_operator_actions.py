@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim, operator_actions, retention
@@ -85,7 +85,7 @@ def test_rows_selected_by_key_are_locked_by_one_list_of_keys() -> None:
     """Two lists of keys in one statement make PostgreSQL read the whole table."""
     rows = many_tasks(3, Status.QUEUED)
     with CaptureQueriesContext(connection) as captured:
-        transitions.return_to_pending(_of(*rows), 0)
+        claims.return_to_pending(_of(*rows), 0)
     locks = [
         query["sql"] for query in captured.captured_queries if "FOR NO KEY UPDATE" in query["sql"]
     ]

@@ -18,7 +18,7 @@ from django_durable_tasks.celery import broker_outage
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models import Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings
 from django_durable_tasks.tasks import enqueue
 from tests.factories import NOOP, QUEUE, a_node, a_paused_queue, a_task, many_tasks
 from tests.messages import take_task_messages
@@ -199,7 +199,7 @@ def test_the_fast_path_leaves_half_of_the_window_to_tasks_that_wait_longer() -> 
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 4}):
         new_process_state()
         assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
-        transitions.cancel(Task.objects.filter(pk=waiting.pk), "TEST")
+        endings.cancel(Task.objects.filter(pk=waiting.pk), "TEST")
         new_process_state()
         assert [_delay().status for _ in range(3)] == [Status.QUEUED, Status.QUEUED, Status.PENDING]
 

@@ -21,7 +21,7 @@ from django_durable_tasks.models import DeadLetter, Limit, LimitBucket, Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims, endings
 from django_durable_tasks.store import connections as ours
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import attempts, claim, operator_actions
@@ -95,7 +95,7 @@ def cached_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     "claim": (Status.PENDING, _claim),
     "take": (Status.PENDING, lambda rows: take_these(question(*rows), 100, PLACE)),
-    "skip": (Status.PENDING, lambda rows: transitions.skip(question(*rows), "a test")),
+    "skip": (Status.PENDING, lambda rows: endings.skip(question(*rows), "a test")),
     "move": (Status.QUEUED, lambda rows: operator_actions.move(question(*rows), database_now())),
     "edit": (
         Status.QUEUED,
@@ -107,9 +107,9 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
     ),
     "return_to_pending": (
         Status.QUEUED,
-        lambda rows: claim.return_to_pending(transitions.messages_for(_columns(rows))),
+        lambda rows: claim.return_to_pending(claims.messages_for(_columns(rows))),
     ),
-    "expire": (Status.QUEUED, lambda rows: transitions.expire(question(*rows), 100)),
+    "expire": (Status.QUEUED, lambda rows: endings.expire(question(*rows), 100)),
     "cancel": (Status.QUEUED, lambda rows: operator_actions.cancel(question(*rows))),
     "ask to cancel": (Status.RUNNING, lambda rows: operator_actions.cancel(question(*rows))),
     "heartbeat": (
@@ -136,7 +136,7 @@ OPERATIONS: dict[str, tuple[Status, Callable[[Rows], Any]]] = {
 
 
 def _columns(rows: Rows) -> list[Any]:
-    return transitions.claimed_tasks(question(*rows))
+    return claims.claimed_tasks(question(*rows))
 
 
 def _cost(act: Callable[[], Any]) -> list[str]:

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from django_durable_tasks import Workflow, ports
 from django_durable_tasks.contrib.metrics.tracing import CHILD_WITHIN, OpenTelemetryTraces
 from django_durable_tasks.models import Task
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import claims
 from django_durable_tasks.task_values import LINKS, TRACEPARENT
 from tests.delivery import deliver
 from tests.project import tasks
@@ -66,7 +66,7 @@ def _linked(span: ReadableSpan) -> set[int]:
 def _run(task: Task) -> None:
     """Publish the task and run its message, as a worker does."""
     Task.objects.unguarded().filter(pk=task.pk, status="PENDING").update(due_at=task.created_at)
-    transitions.claim_these([task.pk], uuid.uuid4(), 15)
+    claims.claim_these([task.pk], uuid.uuid4(), 15)
     deliver(Task.objects.get(pk=task.pk))
 
 

@@ -15,7 +15,7 @@ from django.db import DatabaseError, connection, transaction
 from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, Status
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.signals import tasks_transitioned
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import endings, runs
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store import tables
@@ -106,7 +106,7 @@ def test_a_heartbeat_and_an_ending_with_other_tokens_are_refused(tokens: dict[st
     Task.objects.unguarded().filter(pk=row.pk).update(**given)
     stale = a_run(row)
     Task.objects.unguarded().filter(pk=row.pk).update(epoch=row.epoch, run_id=row.run_id)
-    assert not transitions.succeed(stale, None, "worker@host")
+    assert not runs.succeed(stale, None, "worker@host")
     assert _now(row).status == Status.RUNNING
 
 
@@ -175,8 +175,8 @@ def test_one_signal_per_batch_reports_each_transition() -> None:
 
     rows = many_tasks(3, Status.PENDING)
     with _receiving(listen):
-        transitions.skip(question(*rows), "a test")
-        transitions.skip(question(*rows), "a test")
+        endings.skip(question(*rows), "a test")
+        endings.skip(question(*rows), "a test")
     assert received == [("skip", Status.SKIPPED, [row.pk for row in rows])]
 
 
@@ -209,6 +209,6 @@ def test_a_receiver_that_fails_undoes_no_transition(
     with _receiving(receiver):
         with tables.atomic() if in_transaction else nullcontext():
             assert start(started) is not None
-        assert transitions.cancel(question(cancelled), "enough") == 1
+        assert endings.cancel(question(cancelled), "enough") == 1
     assert _now(started).status == Status.RUNNING
     assert _now(cancelled).status == Status.CANCELLED

@@ -13,7 +13,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edges, resolve
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.states import transitions
+from django_durable_tasks.states import batches, claims, dependencies, endings, inserts, runs
 from django_durable_tasks.states.claims import RUN_COLUMNS, run_of
 from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.store import tables
@@ -44,7 +44,7 @@ def question(*rows: Task) -> TaskQuerySet:
 def start(row: Task, epoch: int | None = None) -> Any:
     """Start the task with its own epoch or with another."""
     epoch = row.epoch if epoch is None else epoch
-    started = transitions.start(row.pk, epoch, uuid.uuid4(), PLACE)
+    started = runs.start(row.pk, epoch, uuid.uuid4(), PLACE)
     return started if isinstance(started, Run) else None
 
 
@@ -64,19 +64,17 @@ def end(*rows: Task, outcome: Outcome) -> Any:
 def succeed(row: Task, result: str | None = None) -> bool:
     """Record the success of the task's run."""
     return (
-        transitions.succeed(a_run(row), result, "worker@host")
-        if row.run_id
-        else _succeed_without_run(row)
+        runs.succeed(a_run(row), result, "worker@host") if row.run_id else _succeed_without_run(row)
     )
 
 
 def _succeed_without_run(row: Task) -> bool:
-    return transitions.succeed(_foreign_run(row), None, "worker@host")
+    return runs.succeed(_foreign_run(row), None, "worker@host")
 
 
 def undo_start(row: Task) -> int:
     """Return the task to PENDING as if its function was not called."""
-    return transitions.undo_starts([a_run(row) if row.run_id else _foreign_run(row)])
+    return batches.undo_starts([a_run(row) if row.run_id else _foreign_run(row)])
 
 
 def _foreign_run(row: Task) -> Run:
@@ -93,7 +91,7 @@ def _later() -> Any:
 def fail_for_want_of_an_upstream(row: Task) -> list[Any]:
     """Make the task depend, with policy FAIL, on a task that has failed, and resolve that ending."""
     if row.status != Status.BLOCKED:
-        transitions.fail_blocked([(row.pk, row.epoch)], {row.pk: "a test"}, {row.pk: row.pk})
+        dependencies.fail_blocked([(row.pk, row.epoch)], {row.pk: "a test"}, {row.pk: row.pk})
         return []
     upstream = a_task(Status.FAILED)
     TaskDependency.objects.unguarded().create(
@@ -104,16 +102,16 @@ def fail_for_want_of_an_upstream(row: Task) -> list[Any]:
 
 
 ACTS: Mapping[str, Callable[[Task], Any]] = {
-    "release": lambda row: transitions.release([(row.pk, row.epoch)]),
-    "block": lambda row: transitions.block(question(row)),
+    "release": lambda row: dependencies.release([(row.pk, row.epoch)]),
+    "block": lambda row: dependencies.block(question(row)),
     "fail": fail_for_want_of_an_upstream,
-    "force_run": lambda row: transitions.force_run(question(row), "by an operator"),
-    "edit": lambda row: transitions.edit(question(row), run_at=_later()),
+    "force_run": lambda row: dependencies.force_run(question(row), "by an operator"),
+    "edit": lambda row: inserts.edit(question(row), run_at=_later()),
     "claim": lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node),
     "take": lambda row: take_these(question(row), 10, PLACE),
     "undo_start": undo_start,
     "republish": lambda row: claim.republish(question(row), database_now(), 10),
-    "return_to_pending": lambda row: transitions.return_to_pending(question(row), 0.0),
+    "return_to_pending": lambda row: claims.return_to_pending(question(row), 0.0),
     "start": start,
     "heartbeat": heartbeat,
     "succeed": succeed,
@@ -121,10 +119,10 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "exhaust": lambda row: end(row, outcome=HOPELESS),
     "lose": lambda row: end(row, outcome=CRASH),
     "cancel": lambda row: operator_actions.cancel(question(row)).total,
-    "skip": lambda row: transitions.skip(question(row), "a test"),
-    "expire": lambda row: transitions.expire(question(row), 10),
+    "skip": lambda row: endings.skip(question(row), "a test"),
+    "expire": lambda row: endings.expire(question(row), 10),
     "replay": lambda row: operator_actions.replay(question(row), by="anna"),
-    "rerun": lambda row: transitions.replay(question(row), "rerun"),
+    "rerun": lambda row: endings.replay(question(row), "rerun"),
     "force_complete": lambda row: operator_actions.force_complete(question(row), by="anna"),
 }
 """One function per transition. Each returns a true value if the task changed."""

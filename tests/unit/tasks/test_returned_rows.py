@@ -5,8 +5,7 @@ import re
 import pytest
 
 from django_durable_tasks.models import Task
-from django_durable_tasks.states.claims import RUN_COLUMNS
-from django_durable_tasks.states.transitions import BlockedDependent, ClaimedTask
+from django_durable_tasks.states.claims import RUN_COLUMNS, BlockedDependent, ClaimedTask
 from django_durable_tasks.store import statements
 
 STATEMENTS = [
