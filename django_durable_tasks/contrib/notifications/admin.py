@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
+from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
@@ -15,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, who
+from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
@@ -23,6 +25,7 @@ from django_durable_tasks.contrib.notifications.models import NotificationSettin
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import MASK
 
+PAGES["notification setting"] = NotificationSetting
 _VALUES = (
     "name",
     "user_id",
@@ -95,6 +98,8 @@ class NotificationSettingAdmin(DurableModelAdmin):
     """Notification settings."""
 
     named_by = ("name",)
+    # Few rows, which are counted exactly.
+    paginator: ClassVar = Paginator
     list_display = (
         "name",
         "tenant",
