@@ -24,6 +24,7 @@ from django_durable_tasks.command.tasks import tasks
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.scopes import SCOPE_FORMS
+from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.schedules import lifecycle
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import key_rotation, retention
@@ -63,6 +64,7 @@ def pause(options: Options, out: Output) -> int:
     if options["until"] is not None or options["tenant"] is not None:
         refuse("--until and --tenant need --recurring.")
     queue = options["queue"]
+    checked_name("queue", queue)
     known = {depth.queue for depth in queues.depths(database_now(), inspect.declared_queues())}
     if queue not in known and not options["unused"]:
         hint = did_you_mean(queue, known)
