@@ -195,11 +195,12 @@ def limit_usages(due: Mapping[str, int]) -> list[LimitUsage]:
 
 
 def limits_with_waiting_tasks(due: Mapping[str, int]) -> list[LimitUsage]:
-    """Return the limits with waiting tasks; one statement if there can be none. ``due`` as for
-    ``limit_usages``.
+    """Return the limits with waiting tasks; one statement if no task waits or is due. ``due`` as
+    for ``limit_usages``.
     """
-    limit_config = config.limits_in_force()
-    is_bound = any(number and limit_config.wide(queue) for queue, number in due.items())
+    queues = [queue for queue, number in due.items() if number]
+    limit_config = config.read() if queues else None
+    is_bound = limit_config is not None and any(map(limit_config.wide, queues))
     if not is_bound and not tasks().waiting_for_limit().exists():
         return []
     return [usage for usage in limit_usages(due) if usage.waiting]
