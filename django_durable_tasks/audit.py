@@ -16,14 +16,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q, TextField
+from django.db.models import Model, Q, TextField
 from django.db.models.functions import Cast
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.encryption import EncryptedValue
 from django_durable_tasks.masking import MASK, masked, masked_positional
-from django_durable_tasks.models import AuditEntry, DeadLetter, Task
+from django_durable_tasks.models import (
+    AuditEntry,
+    Calendar,
+    DeadLetter,
+    RecurringTask,
+    Task,
+    Tenant,
+)
 from django_durable_tasks.models.audit import AuditEntryQuerySet
 from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.states.guarded_update import observing
@@ -484,8 +491,54 @@ def record_start(operation: str, **details: Any) -> None:
 
 
 SETS_READ = 1_000
-"""How many of the tenant's newest entries of sets are searched for a task."""
+"""How many of the newest entries of sets are searched for an object: of the tenant for a task, and
+of each type of objects for a search.
+"""
 SHOWN = 50
+NAMED: dict[str, tuple[type[Model], str]] = {
+    "schedule": (RecurringTask, "name"),
+    "calendar": (Calendar, "name"),
+    "tenant": (Tenant, "slug"),
+}
+"""The objects that people know by a name and entries by an id, with the column of the name.
+Optional apps add theirs.
+"""
+_SETS_OF = ("task", "dead letter", "API key")
+"""The types of objects of which an operation changes a set with one entry."""
+
+
+def about(term: str) -> Q:
+    """Return the condition for entries about the objects with this id or name."""
+    # An index reads one type of objects at a time, so the types are named.
+    condition = Q(object_type__in=OBJECT_TYPES, object_id=term)
+    for object_type, (model, column) in NAMED.items():
+        rows = model._default_manager.using(tables.database()).filter(**{column: term})
+        if model is not Tenant:  # the indexes of names begin with the tenant
+            rows = rows.filter(tenant__in=Tenant.objects.using(rows.db).values("pk"))
+        ids = [str(pk) for pk in rows.values_list("pk", flat=True)[:SHOWN]]
+        if ids:
+            condition |= Q(object_type=object_type, object_id__in=ids)
+    return condition
+
+
+def in_sets(key: str) -> Q:
+    """Return the condition for entries of sets that contain the object with this id, among the
+    newest SETS_READ of each type.
+    """
+    found = list[int]()
+    for object_type in _SETS_OF:
+        # Ids are texts in the JSON, so that 17 is not found in 117.
+        sets = _with_id(audit_entries().of_object(object_type, ""), f'"{key}"')
+        found += sets.values_list("pk", flat=True)
+    return Q(pk__in=found)
+
+
+def _with_id(sets: AuditEntryQuerySet, text: str) -> AuditEntryQuerySet:
+    newest = list(sets.order_by("-pk").values_list("pk", flat=True)[:SETS_READ])
+    these = audit_entries().filter(pk__in=newest)
+    return these.annotate(ids_as_text=Cast("object_ids", TextField())).filter(
+        ids_as_text__contains=text
+    )
 
 
 def of_task(task: Task, limit: int = SHOWN) -> list[AuditEntry]:
@@ -501,13 +554,8 @@ def of_task(task: Task, limit: int = SHOWN) -> list[AuditEntry]:
     if task.workflow_id is not None:
         about |= Q(object_type="workflow run", object_id=str(task.workflow_id))
     found = list(audit_entries().filter(about).order_by("-pk")[:limit])
-    sets = audit_entries().of_object("task", "").for_tenant(task.tenant_id).order_by("-pk")
-    newest = list(sets.values_list("pk", flat=True)[:SETS_READ])
-    these = audit_entries().filter(pk__in=newest)
-    with_task = these.annotate(ids_as_text=Cast("object_ids", TextField())).filter(
-        ids_as_text__contains=str(task.pk)
-    )
-    found += with_task.order_by("-pk")[:limit]
+    sets = audit_entries().of_object("task", "").for_tenant(task.tenant_id)
+    found += _with_id(sets, str(task.pk)).order_by("-pk")[:limit]
     return sorted(found, key=lambda entry: -entry.pk)[:limit]
 
 

@@ -30,6 +30,7 @@ from django.utils.translation import ngettext
 from django_durable_tasks.admin import dependencies_cell, display
 from django_durable_tasks.admin.display import page_of
 from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone, refuse
+from django_durable_tasks.bounded_count import BoundedCount
 from django_durable_tasks.exceptions import DurableTasksError, TransitionRefused
 from django_durable_tasks.models import Task
 from django_durable_tasks.operations.operation import (
@@ -150,13 +151,6 @@ CONFIRMED, ROWS, FROM_PAGE = "durable_confirmed", "durable_rows", "durable_from_
 _SALT = "django_durable_tasks.admin.actions"
 
 
-def title_of(action: Any) -> str:
-    """Return the title of an entry of `ModelAdmin.get_actions`: a tuple before Django 6.1, an
-    Action since.
-    """
-    return str(action[2] if isinstance(action, tuple) else action.description)
-
-
 def action_of(operation: Operation, name: str = "") -> Callable[..., HttpResponse | None]:
     """Return the admin action of an operation, for the ``actions`` of a ModelAdmin."""
 
@@ -188,10 +182,28 @@ class _Chosen:
 
     keys: list[str]
     explicit: list[str]
-    alone: int
-    left_out: int
+    alone: BoundedCount
+    left_out: BoundedCount
     more: bool
     gone: int = 0
+
+    @classmethod
+    def signed(cls, shown: Mapping[str, Any]) -> _Chosen:
+        """Return the rows of a signed page. One of its numbers at the bound may be larger."""
+        counts = {
+            name: BoundedCount(shown[name], shown[name] < AT_MOST) for name in ("alone", "left_out")
+        }
+        return cls(**{**shown, **counts})
+
+    @property
+    def refused(self) -> str:
+        """A sentence about the rows whose status does not allow the operation; empty if there are
+        none.
+        """
+        if not self.alone:
+            return ""
+        rows = ngettext("%s row", "%s rows", self.alone) % self.alone
+        return f"The status of {rows} does not allow it."
 
 
 def who(request: HttpRequest) -> str:
@@ -224,10 +236,10 @@ def run(
         except signing.BadSignature:
             asked = []
         if asked == signed:
-            form = reason_form(request.POST)
+            form, chosen = reason_form(request.POST), _Chosen.signed(shown)
             if not form.is_valid():
-                return _ask(model_admin, request, _Chosen(**shown), operation, form, signed)
-            left = _still_fitting(model_admin, request, _Chosen(**shown), operation)
+                return _ask(model_admin, request, chosen, operation, form, signed)
+            left = _still_fitting(model_admin, request, chosen, operation)
             return _act(model_admin, request, left, operation, form.reason)
     chosen = _chosen(request, rows, operation)
     if operation.confirm:
@@ -239,15 +251,16 @@ def _chosen(request: HttpRequest, rows: QuerySet[Any], operation: Operation) -> 
     applies_to, only_if_chosen = operation.applies_to or Q(), operation.only_if_chosen
     # Whether the whole list was selected.
     across = bool(forms.BooleanField().to_python(request.POST.get("select_across", "0")))
-    left_out, explicit = 0, list[str]()
+    left_out, explicit = BoundedCount(0), list[str]()
     if across and only_if_chosen is not None:
-        left_out = rows.filter(only_if_chosen).order_by()[:AT_MOST].count()
+        left_out = BoundedCount.of(rows.filter(only_if_chosen), AT_MOST)
         rows = rows.exclude(only_if_chosen)
     keys = [str(key) for key in rows.filter(applies_to).values_list("pk", flat=True)[: AT_MOST + 1]]
     if not across and only_if_chosen is not None:
         chosen = rows.filter(only_if_chosen, pk__in=keys[:AT_MOST]).order_by()
         explicit = [str(key) for key in chosen.values_list("pk", flat=True)]
-    alone = rows.exclude(applies_to).order_by()[:AT_MOST].count() if applies_to else 0
+    others = rows.exclude(applies_to) if applies_to else rows.none()
+    alone = BoundedCount.of(others, AT_MOST)
     return _Chosen(keys[:AT_MOST], explicit, alone, left_out, len(keys) > AT_MOST)
 
 
@@ -273,17 +286,19 @@ def _ask(
     rows = model_admin.get_queryset(request).filter(pk__in=chosen.keys)
     kinds = rows.order_by().values_list(*operation.group_by) if operation.group_by else ()
     groups = Counter(" ".join(map(str, kind)) for kind in kinds)
+    shown = rows.filter(pk__in=chosen.keys[:_NAMED])
     response: HttpResponse = model_admin.page(
         request,
         "confirm",
-        operation.title,
+        operation.title_for(len(chosen.keys)),
         form=form,
         warning=operation.help,
         chosen=chosen,
         number=len(chosen.keys),
         left_out=operation.left_out % {"number": chosen.left_out} if chosen.left_out else "",
         groups=groups.most_common(_GROUPS),
-        shown=rows.filter(pk__in=chosen.keys[:_NAMED]),
+        shown=shown,
+        lines=[model_admin.line_of(row) for row in shown],
         unshown=max(0, len(chosen.keys) - _NAMED),
         hidden=[
             *(
@@ -322,9 +337,7 @@ def _act(
             gone,
         )
         parts.append(text % gone)
-    if chosen.alone:
-        rows_of = ngettext("%d row", "%d rows", chosen.alone) % chosen.alone
-        parts.append(f"The status of {rows_of} does not allow it.")
+    parts.append(chosen.refused)
     if chosen.left_out:
         parts.append(operation.left_out % {"number": chosen.left_out})
     if chosen.more:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime, time, timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -10,13 +10,15 @@ from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
-from django_durable_tasks.audit import OBJECT_TYPES, of_task
+from django_durable_tasks.audit import SETS_READ, SHOWN, about, in_sets, of_task
 from django_durable_tasks.models import (
     AuditEntry,
     Calendar,
@@ -49,6 +51,32 @@ class AgeFilter(filters.CreatedFilter):
         return Q(at__gte=at)
 
 
+class DayFilter(filters.ValueFilter):
+    """Filter by a day of the site's time zone; the query string may name any day."""
+
+    title = _("day")
+    parameter_name = "day"
+    offered = 7
+    """The number of days that the list offers, from today backwards."""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        days = {str(display.today() - timedelta(days=ago)) for ago in range(self.offered)}
+        chosen = self.used_parameters.get("day")
+        days |= {chosen} if isinstance(chosen, str) else set()
+        return [(day, day) for day in sorted(days, reverse=True)]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the entries of this day."""
+        try:
+            day = date.fromisoformat(value)
+            days = (day, day + timedelta(days=1))
+        except (ValueError, OverflowError):
+            return rows.none()
+        zone = timezone.get_current_timezone()
+        first, end = (datetime.combine(one, time.min, zone) for one in days)
+        return rows.filter(at__gte=first, at__lt=end)
+
+
 class OperationFilter(filters.ValueFilter):
     """Filter by operation."""
 
@@ -76,7 +104,8 @@ def object_link(entry: AuditEntry) -> SafeString | str:
 
 
 def history_of(task: Task) -> SafeString | str:
-    """Return the operations on a task, the newest first, each on its line."""
+    """Return the newest operations on a task, each on its line."""
+    entries = of_task(task)
     found = [
         format_html(
             "{} {} {} {}",
@@ -85,8 +114,10 @@ def history_of(task: Task) -> SafeString | str:
             entry.actor or entry.source,
             display.clean(entry.reason),
         )
-        for entry in of_task(task)
+        for entry in entries
     ]
+    if len(entries) == SHOWN:
+        found.append(display.link(display.list_of("auditentry", q=task.pk), _("Older ones too")))
     return display.lines(found) if found else display.NOTHING
 
 
@@ -95,10 +126,22 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     """Audit entries."""
 
     list_display = ("id", "at", "operation", "about", "actor", "source", "address", "reason")
-    list_filter = (AgeFilter, OperationFilter, filters.TenantFilter)
+    list_filter = (
+        DayFilter,
+        AgeFilter,
+        filters.ActorFilter,
+        OperationFilter,
+        filters.TenantFilter,
+    )
     sortable_by = ()
     search_fields = ("actor",)
-    search_help_text = _("The complete id or name of an object, or a complete user name.")
+    search_help_text = format_lazy(
+        _(
+            "The complete id or name of an object, or a complete user name. An operation on several"
+            " objects is found by the id of each if it is among the newest {number} of its kind."
+        ),
+        number=SETS_READ,
+    )
     reads_with_page = ("tenant",)
     fieldsets = (
         section(
@@ -114,12 +157,10 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         if not term:
             return queryset, False
         key = filters.key_in(term)
-        if key is None:
-            # An index reads one type of objects at a time, so the types are named.
-            named = Q(object_type__in=OBJECT_TYPES, object_id=term)
-            return queryset.filter(Q(actor=term) | named), False
-        types = ("task", "schedule", "workflow run")
-        return queryset.filter(object_type__in=types, object_id=str(key)), False
+        if key is None and not term.isdecimal():
+            return queryset.filter(Q(actor=term) | about(term)), False
+        term = str(key or term)
+        return queryset.filter(Q(actor=term) | about(term) | in_sets(term)), False
 
     @admin.display(description=_("object"))
     def about(self, row: AuditEntry) -> SafeString | str:

@@ -15,7 +15,6 @@ from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils import timezone
 from django.utils.dates import MONTHS, WEEKDAYS, WEEKDAYS_ABBR
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
@@ -205,7 +204,7 @@ class CalendarForm(EditForm):
         days: Sequence[SpecialDay] = (),
     ) -> None:
         self.row = row
-        this_year = timezone.localdate().year
+        this_year = display.today().year
         initial: dict[str, Any] = {"first_year": this_year, "last_year": this_year + _YEARS_AHEAD}
         if row is not None:
             initial |= {
@@ -297,7 +296,7 @@ class CalendarForm(EditForm):
 
     def _years(self) -> range:
         first, last = self.cleaned_data.get("first_year"), self.cleaned_data.get("last_year")
-        this_year = timezone.localdate().year
+        this_year = display.today().year
         return range(first or this_year, (last or first or this_year) + 1)
 
     def _from_file(self) -> Sequence[SpecialDay]:
@@ -370,7 +369,7 @@ class CalendarAdmin(OwnFormAdmin):
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return a year, its dates, the schedules that use the calendar, and the buttons."""
-        year = year_of(request.GET.get("year", ""), timezone.localdate().year)
+        year = year_of(request.GET.get("year", ""), display.today().year)
         context: dict[str, Any] = {"year": year, "before": year - 1, "after": year + 1}
         try:
             days = business_days(row)
@@ -427,7 +426,7 @@ class CalendarAdmin(OwnFormAdmin):
             context["changed"] = taken.changed[:_DATES_SHOWN]
         if posted and not form.errors:
             # This year, or the first one of the imported dates.
-            year = timezone.localdate().year
+            year = display.today().year
             years = {one.day.year for one in taken.added} if taken else set()
             context["year"] = year if not years or year in years else min(years)
             context["months"] = months_of(form.value(), context["year"])

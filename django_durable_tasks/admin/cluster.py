@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
-from django_durable_tasks import conf, ports, registry
+from django_durable_tasks import conf, registry
 from django_durable_tasks.admin import actions, display, overview
 from django_durable_tasks.admin.actions import OperationPage, who
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
@@ -23,7 +23,6 @@ from django_durable_tasks.admin.filters import ChoiceFilter
 from django_durable_tasks.admin.readonly import DurableModelAdmin, ReadOnlyAdmin, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster import nodes, queues, status
-from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.models import Limit, Node, QueueControl, SchedulerLease, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
@@ -192,18 +191,6 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
 # or resume each.
 
 
-def declared() -> set[str]:
-    """Return the queues of the durable tasks that are registered in this process."""
-    inspect.load_tasks()
-    names = set()
-    for name in registry.names():
-        try:
-            names.add(ports.queue_of(name, registry.get(name).options.queue))
-        except DurableTasksError:
-            continue
-    return names
-
-
 @admin.register(QueueControl)
 class QueueControlAdmin(ReadOnlyAdmin):
     """Queues."""
@@ -228,7 +215,7 @@ class QueueControlAdmin(ReadOnlyAdmin):
             request,
             "queues",
             "Queues",
-            queues=overview.rows_of(queues.depths(now, declared()), now),
+            queues=overview.rows_of(queues.depths(now, inspect.declared_queues()), now),
             asked_at=now,
             may_pause=self.permits(request, queues.pause),
             **(extra_context or {}),
@@ -239,14 +226,14 @@ class QueueControlAdmin(ReadOnlyAdmin):
         if not self.permits(request, queues.pause):
             raise PermissionDenied
         name = str((request.POST if request.method == "POST" else request.GET).get("queue", ""))
-        depths = queues.depths(database_now(), declared())
+        depths = queues.depths(database_now(), inspect.declared_queues())
         depth = next((depth for depth in depths if depth.queue == name), None)
         if depth is None:
             text = f"No queue named {name!r} is in use. Nothing was paused."
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(display.list_of("queuecontrol"))
-        waiting, running = depth.due + depth.queued, depth.running
-        waits = ngettext("%d task waits.", "%d tasks wait.", waiting) % waiting
+        waiting, running = depth.to_start, depth.running
+        waits = ngettext("%s task waits.", "%s tasks wait.", waiting) % waiting
         runs = ngettext("%d task is running.", "%d tasks are running.", running) % running
         return self._respond(request, queues.pause, name, f"{queues.pause.help} {waits} {runs}")
 
@@ -290,8 +277,10 @@ class LimitAdmin(DurableModelAdmin):
 
     tenant_path = None
     list_display = (
-        *("scope", "max_concurrency", "rate", "burst"),
-        display.column(_("waiting"), lambda limit: limit.waiting),
+        *("scope", "max_concurrency"),
+        display.column(_("taken"), lambda limit: limit.usage.taken),
+        *("rate", "burst"),
+        display.column(_("waiting"), lambda limit: str(limit.usage.waiting)),
         *("comment", "set_by", "set_at"),
     )
     sortable_by = ("scope", "set_at")
@@ -300,10 +289,13 @@ class LimitAdmin(DurableModelAdmin):
     operations = (operator_limits.set_limit, operator_limits.remove_limit)
 
     def attach(self, rows: list[Any]) -> None:
-        """Count the waiting tasks of all rows in one statement."""
-        waiting = operator_limits.waiting_for(limit.scope for limit in rows)
+        """Count the waiting tasks of all rows, with the same statements for one and for many."""
+        due = queues.due_tasks(database_now()) if rows else {}
+        usages = {usage.scope: usage for usage in operator_limits.limit_usages(due)}
         for limit in rows:
-            limit.waiting = waiting.get(limit.scope, 0)
+            limit.usage = usages.get(
+                limit.scope, operator_limits.LimitUsage(scope=limit.scope, source="")
+            )
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         version = () if obj is None else (OPENED,)
@@ -339,7 +331,7 @@ def _warnings(limit: Limit) -> Iterator[str]:
     kind, _colon, name = limit.scope.partition(":")
     names: Collection[str] | None = None
     if kind == "queue":
-        queues_of_code = declared()
+        queues_of_code = inspect.declared_queues()
         in_use = {depth.queue for depth in queues.depths(database_now(), queues_of_code)}
         names = queues_of_code | in_use
     elif kind == "task":

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
-from django_durable_tasks.admin.actions import action_of, labelled, title_of
+from django_durable_tasks.admin.actions import action_of, labelled
 from django_durable_tasks.admin.readonly import NewestRowsAdmin, section
 from django_durable_tasks.admin.tasks import may_edit_arguments
 from django_durable_tasks.choices import REPLAYABLE
@@ -50,7 +50,8 @@ def _last_trace(letter: DeadLetter) -> SafeString | str:
         task=letter.task_id, attempt_number__lte=letter.attempts
     )
     traces = rows.exclude(traceback="").order_by("-id").values_list("traceback", flat=True)
-    return display.folded(_("traceback of the last attempt"), display.clean(traces.first() or ""))
+    text = display.clean(traces.first() or "")
+    return display.folded(_("traceback of the last attempt"), text, is_open=True)
 
 
 _TASK = display.column(
@@ -116,9 +117,17 @@ class DeadLetterAdmin(NewestRowsAdmin):
         return bool(request.GET.get("case"))
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        permitted: dict[str, Any] = self.get_actions(request) if row.open_task else {}
-        titles = {name: title_of(action) for name, action in permitted.items()}
-        return {"buttons": [{"action": name, "title": title} for name, title in titles.items()]}
+        permitted = self.get_actions(request) if row.open_task else {}
+        offered: list[Any] = [one for one in self.actions if one.__name__ in permitted]
+        buttons = [
+            {"action": one.__name__, "title": f"{one.operation.title_for(1)}…"} for one in offered
+        ]
+        return {"buttons": buttons, "subtitle": self.line_of(row)}
+
+    def line_of(self, row: Any) -> str:
+        """Return the task with its error."""
+        error = display.first_line(row.error_message)
+        return f"{row.task.name} {display.short(row.task_id)}: {row.reason} {error}".strip()
 
     def permits(self, request: HttpRequest, operation: Operation) -> bool:
         """Return whether the user may edit arguments; the form shows them unmasked."""

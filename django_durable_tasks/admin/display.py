@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -23,6 +23,7 @@ from django.utils.safestring import SafeString
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import masked, masked_positional, masked_text
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.tasks.explanations import ago
@@ -95,13 +96,14 @@ def block(text: str) -> SafeString | str:
     return format_html('<pre class="durable-text">{}</pre>', text) if text else NOTHING
 
 
-def folded(summary: Any, text: str) -> SafeString | str:
-    """Return a long text that is expanded by a click, without a script."""
+def folded(summary: Any, text: str, *, is_open: bool = False) -> SafeString | str:
+    """Return a long text that a click folds or expands, without a script."""
     if not text:
         return NOTHING
     return format_html(
-        '<details class="durable-fold"><summary>{}</summary><pre'
+        '<details class="durable-fold"{}><summary>{}</summary><pre'
         ' class="durable-text">{}</pre></details>',
+        SafeString(" open" if is_open else ""),
         summary,
         text,
     )
@@ -141,8 +143,20 @@ def duration(seconds: float | None) -> str:
 
 
 def instant(moment: datetime | None) -> str:
-    """Return an instant to the second, in the site's time zone."""
-    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S}" if moment else NOTHING
+    """Return an instant to the second, in the site's time zone.
+
+    With ``USE_TZ = False`` times of Django's own tables have no zone.
+    """
+    if moment is None:
+        return NOTHING
+    if timezone.is_naive(moment):
+        moment = timezone.make_aware(moment, timezone.get_default_timezone())
+    return f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S}"
+
+
+def today() -> date:
+    """Return the date of today in the site's time zone, whatever USE_TZ is."""
+    return timezone.localdate(host_now())
 
 
 def since(moment: datetime | None, now: datetime) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from difflib import ndiff
 from typing import TYPE_CHECKING, Any, cast
 
 from django import forms
+from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core import signing
@@ -81,15 +82,40 @@ class InstantField(forms.CharField):
         if found.tzinfo is not None:
             return found
         zone = zones.zone(self.zone) if self.zone else timezone.get_current_timezone()
-        first, second = (found.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
-        before, after = (one.utcoffset() or timedelta() for one in (first, second))
-        if before == after:
-            return first
-        problem = "occurs twice" if before > after else "does not exist"
-        raise forms.ValidationError(
-            f"This time {problem} in {self.zone or zone}. Enter {first.isoformat()} or"
-            f" {second.isoformat()}."
-        )
+        return _of_wall_time(found, zone)
+
+
+class SplitInstantField(forms.SplitDateTimeField):
+    """An instant of a stock admin form: date and time as wall time of the site's zone; returns an
+    aware datetime, also with ``USE_TZ = False``.
+    """
+
+    def prepare_value(self, value: Any) -> Any:
+        """Return the wall time of an instant."""
+        if isinstance(value, datetime) and timezone.is_aware(value):
+            return timezone.make_naive(value)
+        return super().prepare_value(value)
+
+    def compress(self, data_list: Any) -> datetime | None:
+        """Return the aware datetime, None for empty fields."""
+        found = super().compress(data_list)
+        if found is None or timezone.is_aware(found):
+            return found
+        return _of_wall_time(found, timezone.get_current_timezone())
+
+
+def _of_wall_time(value: datetime, zone: tzinfo) -> datetime:
+    """Return the instant of a wall time of this zone. Raises ValidationError if the time is
+    repeated or missing in the zone.
+    """
+    first, second = (value.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
+    before, after = (one.utcoffset() or timedelta() for one in (first, second))
+    if before == after:
+        return first
+    problem = "occurs twice" if before > after else "does not exist"
+    raise forms.ValidationError(
+        f"This time {problem} in {zone}. Enter {first.isoformat()} or {second.isoformat()}."
+    )
 
 
 def in_zone(form: forms.Form, zone: str | None) -> None:
@@ -286,8 +312,12 @@ def _authors(row: Model, since: datetime) -> str:
     outside of the admin.
     """
     kind = ContentType.objects.get_for_model(type(row), for_concrete_model=True)
+    # Without USE_TZ this table of Django has wall times of the project.
+    opened_at = (
+        since if settings.USE_TZ else timezone.make_naive(since, timezone.get_default_timezone())
+    )
     entries = LogEntry.objects.filter(
-        content_type=kind, object_id=str(row.pk), action_time__gte=since
+        content_type=kind, object_id=str(row.pk), action_time__gte=opened_at
     )
     authors = [
         f"by {entry.user.get_username()} at {instant(entry.action_time)}"

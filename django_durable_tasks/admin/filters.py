@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf, registry
 from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.cluster.status import LATE
-from django_durable_tasks.models import Task, Tenant, WorkflowRun
+from django_durable_tasks.models import AuditEntry, Task, Tenant, WorkflowRun
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.schedules.misfires import ENDED, MAX_RUNS, QUARANTINED
 from django_durable_tasks.store.clock import database_now
@@ -156,8 +156,10 @@ class _RecentValues(ValueFilter):
         newest = staff_tenants.visible(request, rows).order_by("-pk")
         values = set(newest.values_list(self.field, flat=True)[:LOOKED_AT])
         chosen = self.used_parameters.get(self.parameter_name or "")
-        values |= {chosen} if isinstance(chosen, str) else set()
-        return [(value, value) for value in sorted(values)][:SHOWN]
+        offered = sorted(values - {""})[:SHOWN]
+        if isinstance(chosen, str) and chosen not in offered:
+            offered.append(chosen)
+        return [(value, value) for value in offered]
 
     def has_output(self) -> bool:
         """Show the filter also if it has one choice only."""
@@ -316,6 +318,14 @@ class WorkflowNameFilter(_RecentValues):
     title = _("name")
     parameter_name = field = "name"
     model = WorkflowRun
+
+
+class ActorFilter(_RecentValues):
+    """Filter by who acted."""
+
+    title = _("actor")
+    parameter_name = field = "actor"
+    model = AuditEntry
 
 
 class RunConditionFilter(ChoiceFilter):

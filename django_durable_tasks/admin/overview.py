@@ -17,12 +17,11 @@ from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster.queues import (
     MISROUTED_FOR,
     Depth,
-    shown_count,
-    shown_total,
     totals,
 )
 from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.limits.operator_limits import limit_waits
+from django_durable_tasks.limits.scopes import waiting
 from django_durable_tasks.models import NodeKind
 from django_durable_tasks.tasks.explanations import ago
 
@@ -51,9 +50,9 @@ def troubles(seen: Overview) -> Iterator[str]:
     if seen.quarantined:
         yield (
             ngettext(
-                "%d schedule is QUARANTINED: it could not be triggered. Correct it, then resume"
+                "%s schedule is QUARANTINED: it could not be triggered. Correct it, then resume"
                 " it.",
-                "%d schedules are QUARANTINED: they could not be triggered. Correct them, then"
+                "%s schedules are QUARANTINED: they could not be triggered. Correct them, then"
                 " resume them.",
                 seen.quarantined,
             )
@@ -62,8 +61,8 @@ def troubles(seen: Overview) -> Iterator[str]:
     if seen.late_schedules and seen.is_led:
         yield (
             ngettext(
-                "%d schedule is late: no scheduler has processed its fire time.",
-                "%d schedules are late: no scheduler has processed their fire times.",
+                "%s schedule is late: no scheduler has processed its fire time.",
+                "%s schedules are late: no scheduler has processed their fire times.",
                 seen.late_schedules,
             )
             % seen.late_schedules
@@ -73,15 +72,15 @@ def troubles(seen: Overview) -> Iterator[str]:
         yield f"The database's clock was set by {noticed.clock_step or 0.0:+,.1f} s, {since} ago."
     yield from limit_waits(seen.limits)
     for name, number in seen.unknown.items():
-        yield f"{number} tasks wait for {name}, which this process does not have."
+        yield f"{waiting(number)} for {name}, which this process does not have."
     if seen.dead_letters > conf.settings().DEAD_LETTERS_MAX:
         letters = ngettext("dead letter is", "dead letters are", seen.dead_letters)
         yield f"{seen.dead_letters} {letters} open."
 
 
 def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
-    number = depth.due + depth.limited + depth.queued
-    tasks = ngettext("%d task", "%d tasks", number) % number
+    number = depth.to_start
+    tasks = ngettext("%s task", "%s tasks", number) % number
     if depth.rejected:
         why = f"the broker rejects its messages ({depth.rejected})"
         yield f"Queue {depth.queue}: {why}: {tasks} to publish."
@@ -104,19 +103,16 @@ def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:
     return [
         {
             "depth": depth,
-            "pending": shown_count(depth.pending),
-            "due": shown_count(depth.due),
+            "pending": str(depth.pending),
+            "due": str(depth.due),
+            "limited": str(depth.limited),
             "age": since(depth.oldest_due_at, now),
             "paused": since(depth.paused_at, now) if depth.paused_at else "",
             "urls": {
                 status: list_of("task", queue=depth.queue, status__exact=status)
                 for status in ("PENDING", "QUEUED", "RUNNING")
             },
-            "unstarted": (
-                not depth.paused_at
-                and not depth.workers
-                and bool(depth.due + depth.limited + depth.queued)
-            ),
+            "unstarted": (not depth.paused_at and not depth.workers and bool(depth.to_start)),
         }
         for depth in depths
     ]
@@ -141,10 +137,10 @@ def overview_view(model_admin: Any, request: HttpRequest) -> Any:
         "troubles": [*problems, *troubles(seen)],
         "queues": rows_of(seen.depths, seen.now),
         "totals": [
-            (status, list_of("task", status__exact=status), f"{number}{'' if exact else '+'}")
-            for status, (number, exact) in totals(seen.depths).items()
+            (status, list_of("task", status__exact=status), str(number))
+            for status, number in totals(seen.depths).items()
         ],
-        "due": shown_total(depth.due + depth.limited for depth in seen.depths),
+        "due": str(sum(depth.due + depth.limited for depth in seen.depths)),
         "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
         "workers": len(workers),
         "concurrency": sum(node.concurrency for node in workers),

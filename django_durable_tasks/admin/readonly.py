@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.widgets import AdminSplitDateTime
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
@@ -20,11 +21,12 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import actions, display, filters, staff_tenants
+from django_durable_tasks.admin.fields import SplitInstantField
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow, InstantField
 from django_durable_tasks.operations.operation import Operation
 
 COUNTED_AT_MOST = 10_000
@@ -54,8 +56,18 @@ class BoundedPaginator(_Paginator):
 
 class DurableChangeList(ChangeList):
     """A list that finds nothing for a value with a NUL character, which PostgreSQL refuses with an
-    error.
+    error, and that knows whether its number of rows ``is_cut``.
     """
+
+    is_cut = False
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        is_bounded = isinstance(self.paginator, BoundedPaginator)
+        if is_bounded and self.result_count >= COUNTED_AT_MOST:
+            self.is_cut = True
+            # The search form then leaves out the number of results, which would be false.
+            self.full_result_count = self.result_count
 
     def get_queryset(self, request: HttpRequest, *rest: Any, **more: Any) -> QuerySet[Any]:
         queryset: QuerySet[Any] = super().get_queryset(request, *rest, **more)
@@ -111,8 +123,11 @@ class DurableModelAdmin(_ModelAdmin):
     list_max_show_all = 50
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
-    paginator = BoundedPaginator
+    paginator: ClassVar[type[Paginator[Any]]] = BoundedPaginator
     view_on_site = False
+    formfield_overrides: ClassVar = {
+        InstantField: {"form_class": SplitInstantField, "widget": AdminSplitDateTime}
+    }
     lookups_allowed: ClassVar[frozenset[str]] = frozenset()
     operations: ClassVar[tuple[Operation, ...]] = ()
     """The operations that its pages offer in addition to its actions."""
@@ -183,6 +198,10 @@ class DurableModelAdmin(_ModelAdmin):
     def title_of(self, row: Any) -> str:
         """Return the name of a row in the titles of its operations."""
         return f"{row.name} {display.short(row.pk)}"
+
+    def line_of(self, row: Any) -> str:
+        """Return the name of a row in the list of rows that an action changes."""
+        return str(row)
 
     def operation_url(self, row: Any, operation: Operation) -> str:
         """Return the URL of the page of an operation on this row."""

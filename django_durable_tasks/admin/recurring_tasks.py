@@ -272,7 +272,7 @@ def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
             else "",
             "fire_time": override.fire_time.isoformat(),
         }
-        for override in overrides_of(row)[::-1][:_OVERRIDES]
+        for override in overrides_of(row)[::-1][: _OVERRIDES + 1]
     ]
 
 
@@ -512,7 +512,7 @@ class RecurringTaskAdmin(OwnFormAdmin):
         now = database_now()
         form = WhyForm(request.GET if "at" in request.GET else None)
         in_zone(form, row.time_zone)
-        planned, problem = _planned(row, now)
+        (planned, problem), overrides = _planned(row, now), _overrides(row, now)
         # The removal of an override is offered beside each override.
         fits: dict[Operation, bool] = {
             one: one.fits(row.status) and one is not lifecycle.withdraw_override
@@ -528,7 +528,8 @@ class RecurringTaskAdmin(OwnFormAdmin):
             "fires": planned,
             "lines": _ledger_entries(request, row),
             "ledger": display.list_of("occurrencerecord", schedule=row.pk),
-            "overrides": _overrides(row, now),
+            "overrides": overrides[:_OVERRIDES],
+            "more_overrides": overrides[_OVERRIDES:],
             "why": form,
             "answer": _answer(form, row),
             "may_override": is_open and lifecycle.override.is_permitted(request.user),

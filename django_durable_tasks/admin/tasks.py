@@ -164,7 +164,7 @@ def _buttons(model_admin: Any, request: HttpRequest, task: Any) -> list[dict[str
         operator_actions.force_complete: task.status != Status.SUCCESS,
     }
     found = [
-        {"action": one.name, "title": f"{one.title}…"}
+        {"action": one.name, "title": f"{one.title_for(1)}…"}
         for one, fit in fits.items()
         if fit and one.name in permitted
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,12 @@ import kombu
 from celery import _state, current_app
 from celery.exceptions import ImproperlyConfigured
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import filesystem
 from django_durable_tasks.celery.broker_connection import BrokerConnection, failures_of
 from django_durable_tasks.choices import WITH_DUE_AT, Status
 from django_durable_tasks.cluster import status
-from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import Task
 from django_durable_tasks.schedules.timetables.zones import zone_name
 from django_durable_tasks.tasks.explanations import Level, Sentence, explain
@@ -154,6 +154,16 @@ def load_tasks() -> str | None:
     finally:
         _Tasks.lock.release()
     return None
+
+
+def declared_queues() -> set[str]:
+    """Return the queues of the durable tasks that are registered in this process."""
+    load_tasks()
+    queues = set()
+    for name in registry.names():
+        with suppress(DurableTasksError):
+            queues.add(ports.queue_of(name, registry.get(name).options.queue))
+    return queues
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import current_actor, recorded
+from django_durable_tasks.bounded_count import BoundedCount, is_exact
 from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Node, NodeKind, QueueControl
@@ -101,16 +102,18 @@ class Depth:
     for the turn of their tenant, which are not counted as due, ``unanswered`` the QUEUED tasks
     published more than once, and ``late`` the RUNNING tasks past their expected duration.
     ``oldest_due_at`` is since when a task could have started. ``pending`` and ``due`` are counted
-    up to COUNTED, ``limited`` up to COUNTED in all queues together. ``rejected`` is why the
-    broker rejects messages of the queue, as a running scheduler reports.
+    up to COUNTED, ``limited`` up to COUNTED in all queues together; ``counts_are_exact`` is whether
+    none of them stopped there. ``rejected`` is why the broker rejects messages of the queue, as a
+    running scheduler reports.
     ``misrouted`` counts the messages that were consumed from another queue; ``misrouted_at`` and
     ``misrouted_from`` are the time and the queue of the last one.
     """
 
     queue: str
-    pending: int = 0
-    due: int = 0
-    limited: int = 0
+    pending: BoundedCount = BoundedCount(0)
+    due: BoundedCount = BoundedCount(0)
+    limited: BoundedCount = BoundedCount(0)
+    counts_are_exact: bool = True
     queued: int = 0
     unanswered: int = 0
     running: int = 0
@@ -126,6 +129,11 @@ class Depth:
     misrouted_at: datetime | None = None
     misrouted_from: str = ""
 
+    @property
+    def to_start(self) -> BoundedCount:
+        """The number of tasks that wait for nothing but a worker or a limit."""
+        return self.due + self.limited + self.queued
+
 
 def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     """Return every queue that has open tasks, a worker or an operator's setting, or is in
@@ -138,8 +146,11 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     for queue, pending, due, head in waiting(now):
         facts.setdefault(queue, {}).update(pending=pending, due=due, head=head)
     waiting_for_limit = tasks().waiting_for_limit().order_by().values_list("queue", flat=True)
-    for queue, limited in Counter(waiting_for_limit[:COUNTED]).items():
-        facts.setdefault(queue, {})["limited"] = limited
+    limited = Counter(waiting_for_limit[: COUNTED + 1])
+    is_whole = limited.total() <= COUNTED
+    for queue in {*limited, *(name for name, seen in facts.items() if seen.get("pending"))}:
+        # If counting stopped, it may not have reached a queue.
+        facts.setdefault(queue, {})["limited"] = BoundedCount(limited[queue], is_whole)
     controls = QueueControl.objects.using(database())
     counted: tuple[Any, ...] = (
         _by_queue(
@@ -181,44 +192,38 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     return [_depth(queue, seen, now) for queue, seen in sorted(facts.items())]
 
 
-def totals(depths: Sequence[Depth]) -> dict[str, tuple[int, bool]]:
-    """Return the number of PENDING, QUEUED and RUNNING tasks of these queues, and whether it is
-    exact: a queue with COUNTED tasks may have more.
-    """
-    exact = all(depth.pending < COUNTED for depth in depths)
+def totals(depths: Sequence[Depth]) -> dict[str, int]:
+    """Return the number of PENDING, QUEUED and RUNNING tasks of these queues."""
     return {
-        "PENDING": (sum(depth.pending for depth in depths), exact),
-        "QUEUED": (sum(depth.queued for depth in depths), True),
-        "RUNNING": (sum(depth.running for depth in depths), True),
+        "PENDING": sum(depth.pending for depth in depths),
+        "QUEUED": sum(depth.queued for depth in depths),
+        "RUNNING": sum(depth.running for depth in depths),
     }
 
 
-def shown_count(number: int) -> str:
-    """Return a number of waiting tasks as text, with a plus sign if it reached COUNTED."""
-    return f"{number}+" if number >= COUNTED else str(number)
-
-
-def shown_total(numbers: Iterable[int]) -> str:
-    """Return the sum of these numbers, with a plus sign if one of them reached COUNTED."""
-    counts = list(numbers)
-    return f"{sum(counts)}{'+' if any(number >= COUNTED for number in counts) else ''}"
+def due_tasks(now: datetime) -> dict[str, BoundedCount]:
+    """Return the number of due tasks of each queue that is not paused."""
+    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
+    names = set(paused.values_list("name", flat=True))
+    return {queue: due for queue, _all, due, _head in waiting(now) if queue not in names}
 
 
 @verb
-def waiting(now: datetime) -> list[tuple[str, int, int, datetime]]:
+def waiting(now: datetime) -> list[tuple[str, BoundedCount, BoundedCount, datetime]]:
     """Return the PENDING and due tasks of each queue, and when its first task is due."""
     due = Count("due_at", filter=Q(due_at__lte=now))
     rows = _by_queue(tasks().pending(), pending=Count("*"), due=due, head=Min("due_at"))
     return [
-        (row["queue"], min(row["pending"], COUNTED), min(row["due"], COUNTED), row["head"])
-        for row in rows
+        (row["queue"], _bounded(row["pending"]), _bounded(row["due"]), row["head"]) for row in rows
     ]
 
 
 @waiting.on(POSTGRESQL)
-def _waiting_up_to_counted(now: datetime) -> list[tuple[str, int, int, datetime]]:
-    first = heads()
-    rows = read(sql("waiting"), {"queues": sorted(first), "now": now, "limit": COUNTED})
+def _waiting_up_to_counted(
+    now: datetime,
+) -> list[tuple[str, BoundedCount, BoundedCount, datetime]]:
+    first, limit = heads(), COUNTED + 1
+    rows = read(sql("waiting"), {"queues": sorted(first), "now": now, "limit": limit})
     counts = {queue: (pending, due, first[queue]) for queue, pending, due in rows}
     batch_heads = batches.batch_heads(now)
     if batch_heads:
@@ -229,17 +234,24 @@ def _waiting_up_to_counted(now: datetime) -> list[tuple[str, int, int, datetime]
             "queues": [head.queue for head in batch_heads],
             "names": [head.name for head in batch_heads],
             "now": now,
-            "limit": COUNTED,
+            "limit": limit,
         }
         # One row for each queue and task name.
         for queue, pending, due in read(sql("waiting_batches"), parameters):
             before = counts.get(queue, (0, 0, of_batches[queue]))
             counts[queue] = (
-                min(before[0] + pending, COUNTED),
-                min(before[1] + due, COUNTED),
+                before[0] + pending,
+                before[1] + due,
                 min(before[2], of_batches[queue]),
             )
-    return [(queue, *count) for queue, count in counts.items()]
+    return [
+        (queue, _bounded(pending), _bounded(due), head)
+        for queue, (pending, due, head) in counts.items()
+    ]
+
+
+def _bounded(number: int) -> BoundedCount:
+    return BoundedCount(min(number, COUNTED), number <= COUNTED)
 
 
 def _by_queue(queryset: TaskQuerySet, **counts: Any) -> Any:
@@ -252,4 +264,10 @@ def _depth(queue: str, seen: dict[str, Any], now: datetime) -> Depth:
         for since in (seen.pop("head", None), seen.pop("published", None))
         if since and since <= now
     ]
-    return Depth(queue=queue, oldest_due_at=min(waits, default=None), **seen)
+    counts = (seen.get(name, 0) for name in ("pending", "due", "limited"))
+    return Depth(
+        queue=queue,
+        oldest_due_at=min(waits, default=None),
+        counts_are_exact=all(map(is_exact, counts)),
+        **seen,
+    )

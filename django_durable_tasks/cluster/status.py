@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db.models import Count, Min
 
+from django_durable_tasks.bounded_count import BoundedCount
 from django_durable_tasks.choices import WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.cluster import nodes, queues
 from django_durable_tasks.cluster.queues import Depth
@@ -187,8 +188,8 @@ class Overview:
     led_until: datetime | None
     dead_letters: int
     alerts: list[Any]
-    late_schedules: int
-    quarantined: int
+    late_schedules: BoundedCount
+    quarantined: BoundedCount
     unknown: dict[str, int]
     connections_needed: int
     connections_allowed: int | None
@@ -221,9 +222,10 @@ def overview(known: Collection[str]) -> Overview:
     now = database_now()
     lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
     alive = list(Node.objects.using(database()).alive().order_by("kind", "name"))
+    depths = queues.depths(now)
     return Overview(
         now=now,
-        depths=queues.depths(now),
+        depths=depths,
         nodes=alive,
         stalled=stalled(alive, now),
         leader=next((node for node in alive if lease and node.pk == lease.holder), None),
@@ -231,10 +233,16 @@ def overview(known: Collection[str]) -> Overview:
         led_until=lease.expires_at if lease else None,
         dead_letters=operator_actions.open_letters(),
         alerts=[alert for read in ALERT_SOURCES.values() for alert in read(ALERTS)],
-        late_schedules=recurring().active().filter(next_run_at__lt=now - LATE)[:COUNTED].count(),
-        quarantined=recurring().paused().filter(status_reason=QUARANTINED)[:COUNTED].count(),
+        late_schedules=BoundedCount.of(
+            recurring().active().filter(next_run_at__lt=now - LATE), COUNTED
+        ),
+        quarantined=BoundedCount.of(
+            recurring().paused().filter(status_reason=QUARANTINED), COUNTED
+        ),
         unknown=_unknown(known),
-        limits=operator_limits.limits_with_waiting_tasks(),
+        limits=operator_limits.limits_with_waiting_tasks(
+            {depth.queue: depth.due for depth in depths if depth.paused_at is None}
+        ),
         connections_needed=connections_needed(alive),
         connections_allowed=_connections_allowed(),
     )

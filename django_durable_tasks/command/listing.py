@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db.models import Count, F
 
-from django_durable_tasks.audit import OBJECT_TYPES, masked_arguments, of_task
+from django_durable_tasks.audit import about, in_sets, masked_arguments, of_task
 from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import OPEN, FireOutcome, RecurringStatus, Status, WorkflowStatus
 from django_durable_tasks.cluster import queues
@@ -449,7 +449,7 @@ def _show_run(run: WorkflowRun, out: Output) -> int:
     lines = [f"{run.name}: {run.status}, {run.ended} of {run.total} tasks have ended"]
     lines += details(facts, "ended", "progress")
     lines.append(f"{'tasks':>20}  {_counted(statuses)}")
-    lines += ["", "failed:", table(_STEP, failed)] if failed else []
+    lines += ["", f"failed, the first {_FEW_STEPS}:", table(_STEP, failed)] if failed else []
     lines += ["", f"open, the first {_FEW_STEPS}:", table(_STEP, opened)] if opened else []
     lines += ["", "runs inside:", table((*_RUN, "reason"), inside)] if inside else []
     facts |= {"inside": inside, "statuses": statuses, "open_tasks": opened, "failed_tasks": failed}
@@ -587,11 +587,11 @@ def audit(options: Options, out: Output) -> int:
         audit --actor ada --format json
         audit --since 2026-03-07T00:00:00Z --until 2026-03-08T00:00:00Z
         audit --object 0193b0e0-0000-7000-8000-000000000000
+        audit --object nightly-report
     """
     lookups = {
         "operation": "operation",
         "actor": "actor",
-        "object": "object_id",
         "tenant": "tenant__slug",
         "since": "at__gte",
         "until": "at__lt",
@@ -599,7 +599,7 @@ def audit(options: Options, out: Output) -> int:
     }
     entries = filtered(AuditEntry.objects.using(database()), options, lookups)
     if options["object"] is not None:
-        entries = entries.filter(object_type__in=OBJECT_TYPES)
+        entries = entries.filter(about(options["object"]) | in_sets(options["object"]))
     columns = columns_of(AuditEntry, "tenant", "object_ids")
     rows = list(entries.order_by("-pk").values(*columns)[: options["limit"]])
     return out.page(rows, _AUDIT, options, nothing="there are no such entries")

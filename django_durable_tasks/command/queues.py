@@ -21,8 +21,10 @@ from django_durable_tasks.command.subcommand import (
     table,
 )
 from django_durable_tasks.command.tasks import tasks
+from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.scopes import SCOPE_FORMS
+from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.schedules import lifecycle
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import key_rotation, retention
@@ -36,7 +38,16 @@ _queue_or_schedule = one_of(
 )
 
 
-@subcommand(_queue_or_schedule, tenant_of_schedule, operations=(queues.pause, lifecycle.pause))
+@subcommand(
+    _queue_or_schedule,
+    tenant_of_schedule,
+    argument(
+        "--unused",
+        action="store_true",
+        help="Pause a queue that no task of the project names and no worker consumes.",
+    ),
+    operations=(queues.pause, lifecycle.pause),
+)
 def pause(options: Options, out: Output) -> int:
     """Pause a queue, or one schedule.
 
@@ -53,12 +64,15 @@ def pause(options: Options, out: Output) -> int:
     if options["until"] is not None or options["tenant"] is not None:
         refuse("--until and --tenant need --recurring.")
     queue = options["queue"]
-    known = {depth.queue for depth in queues.depths(database_now())}
-    outcome = perform(queues.pause, queue, options)
-    if queue not in known:
-        out.note(
-            f"No task waits in queue {queue!r} and no worker consumes it. It is paused anyway."
+    checked_name("queue", queue)
+    known = {depth.queue for depth in queues.depths(database_now(), inspect.declared_queues())}
+    if queue not in known and not options["unused"]:
+        hint = did_you_mean(queue, known)
+        refuse(
+            f"No queue named {queue!r} is in use.{hint and f' {hint}'} Nothing was paused."
+            " To pause a queue before it is used, add --unused."
         )
+    outcome = perform(queues.pause, queue, options)
     return out.report(outcome.message, **data, queue=queue)
 
 
@@ -171,7 +185,8 @@ def limit(options: Options, out: Output) -> int:
     """
     inspect.load_tasks()
     if options["action"] == "list":
-        rows = [dataclasses.asdict(usage) for usage in operator_limits.limit_usages()]
+        due = queues.due_tasks(database_now())
+        rows = [dataclasses.asdict(usage) for usage in operator_limits.limit_usages(due)]
         return out.emit(rows, table(_LIMIT, rows, "nothing is limited"))
     scope = options["scope"] or refuse(f"Name the scope: {SCOPE_FORMS}.")
     if options["action"] == "set":

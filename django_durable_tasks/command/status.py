@@ -11,8 +11,9 @@ from typing import Any
 from django.db import Error
 
 from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.bounded_count import is_exact
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.cluster.queues import MISROUTED_FOR, Depth, shown_count, totals
+from django_durable_tasks.cluster.queues import MISROUTED_FOR, Depth, totals
 from django_durable_tasks.cluster.status import PER_SCHEDULER, Overview, overview, vitals
 from django_durable_tasks.command.arguments import argument, one_of
 from django_durable_tasks.command.subcommand import (
@@ -100,19 +101,29 @@ def _warnings(seen: Overview, broker: str | None) -> list[str]:
     for depth in seen.depths:
         queue = f"Queue {depth.queue}"
         if depth.misrouted_at is not None and seen.now - depth.misrouted_at < MISROUTED_FOR:
+            number = depth.misrouted
+            messages = (
+                "1 message for its tasks was"
+                if number == 1
+                else f"{number} messages for its tasks were"
+            )
             texts.append(
-                f"{queue}: {depth.misrouted} messages for its tasks were consumed from another"
-                f" queue and started nothing, the last one {_since(depth.misrouted_at, seen)} ago"
-                f" from {depth.misrouted_from}."
+                f"{queue}: {messages} consumed from another queue and started nothing, the last one"
+                f" {_since(depth.misrouted_at, seen)} ago from {depth.misrouted_from}."
             )
         if depth.late:
-            texts.append(f"{queue}: {depth.late} runs take longer than their expected duration.")
+            runs = (
+                "1 run takes longer than its"
+                if depth.late == 1
+                else f"{depth.late} runs take longer than their"
+            )
+            texts.append(f"{queue}: {runs} expected duration.")
         if depth.paused_at is not None:
             why = f": {depth.reason}" if depth.reason else ""
             since = _since(depth.paused_at, seen)
             texts.append(f"{queue} is paused since {since} by {depth.paused_by}{why}.")
-        elif (depth.due or depth.queued) and not depth.workers:
-            texts.append(f"{queue}: no worker listens.")
+        elif depth.to_start and not depth.workers:
+            texts.append(f"{queue}: no worker listens, and {waiting(depth.to_start)}.")
     texts += limit_waits(seen.limits)
     texts += [
         f"Tasks of weight {limit.too_heavy} wait for the limit {limit.scope}, which is smaller:"
@@ -257,8 +268,8 @@ def status(options: Options, out: Output) -> int:
         "healthy": healthy,
         "problems": problems,
         "warnings": warnings,
-        "depth": {status: number for status, (number, _exact) in depths.items()},
-        "depth_is_exact": all(exact for _number, exact in depths.values()),
+        "depth": depths,
+        "depth_is_exact": all(map(is_exact, depths.values())),
         "oldest_due": oldest_due,
         "queues": queues,
         "dead_letters": seen.dead_letters,
@@ -269,14 +280,7 @@ def status(options: Options, out: Output) -> int:
         "connections": {"needed": seen.connections_needed, "allowed": seen.connections_allowed},
         "broker": broker or "answers",
     }
-    # A plus sign follows a number at which counting stopped.
-    depth = ", ".join(
-        f"{status} {number}{'' if exact else '+'}" for status, (number, exact) in depths.items()
-    )
-    shown = [
-        {**row, "pending": shown_count(row["pending"]), "due": shown_count(row["due"])}
-        for row in queues
-    ]
+    depth = ", ".join(f"{status} {number}" for status, number in depths.items())
     reach = [row for row in nodes if row["index_state"] or row["wakeups_state"]]
     lines = [
         f"{'healthy' if healthy else 'UNHEALTHY'} at {cell(seen.now)}",
@@ -289,7 +293,7 @@ def status(options: Options, out: Output) -> int:
         f"broker: {data['broker']}",
         _connections(seen),
         "",
-        table(_QUEUE, shown, "no queue has work or workers"),
+        table(_QUEUE, queues, "no queue has work or workers"),
         "",
         table(_NODE, nodes, "no node is alive"),
     ]

@@ -71,6 +71,11 @@ class Output:
         """Write a remark to stderr."""
         self.stderr.write(text)
 
+    def note_if_cut(self, rows: Sequence[Any], most: int) -> None:
+        """Write a remark if a list has as many rows as it can have."""
+        if len(rows) >= most:
+            self.note(f"Only the first {most:,} are listed. There may be more.")
+
     def page(
         self,
         rows: Sequence[Mapping[str, Any]],
@@ -207,6 +212,16 @@ class Subcommand:
         return " ".join(self._help[0].split())
 
     @property
+    def help_line(self) -> str:
+        """Its name and summary, for the help text of the command."""
+        return fill(
+            self.summary,
+            79,
+            initial_indent=f"  {self.name:<18}",
+            subsequent_indent=" " * 20,
+        )
+
+    @property
     def examples(self) -> Sequence[str]:
         """The examples, without the name of the command."""
         lines = re.sub(r"\n {5,}", " ", self._help[2]).splitlines()
@@ -222,7 +237,6 @@ class Subcommand:
         examples = "".join(f"  manage.py durable {example}\n" for example in self.examples)
         parser = parsers.add_parser(
             self.name,
-            help=f"{self.summary[:1].lower()}{self.summary[1:].removesuffix('.')}",
             description="\n".join(fill(text, 79) for text in (self.summary, *texts)),
             epilog=f"examples:\n{examples}\n{EXIT_CODES}",
             formatter_class=RawDescriptionHelpFormatter,

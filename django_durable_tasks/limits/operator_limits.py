@@ -5,7 +5,7 @@ Called by the admin and the command line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
@@ -133,16 +133,11 @@ def remove_limit(scope: str) -> bool:
     return bool(removed)
 
 
-def waiting_for(scopes: Iterable[str]) -> dict[str, int]:
-    """Return the number of tasks that wait for each of these scopes, if it is not 0."""
-    waiting = tasks().waiting_for_limit().filter(waiting_for_limit__in=list(scopes)).order_by()
-    return dict(waiting.values_list("waiting_for_limit").annotate(number=Count("pk")))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitUsage:
     """A limit and its usage: ``taken`` is the weight of QUEUED and RUNNING tasks, ``waiting``
-    the number of waiting tasks.
+    the number of waiting tasks, with the due ones that no scheduler claims while a limit of all
+    tasks of their queue is used up.
 
     ``too_heavy`` is the weight of the heaviest waiting task, if it exceeds the whole limit, so that
     the task can never start. ``source`` is CODE, OPERATOR, KEY (a ``PerKey`` in code), TENANT_SHARE
@@ -160,8 +155,11 @@ class LimitUsage:
     too_heavy: int | None = None
 
 
-def limit_usages() -> list[LimitUsage]:
-    """Return every configured limit and every scope with waiting tasks, ordered by scope."""
+def limit_usages(due: Mapping[str, int]) -> list[LimitUsage]:
+    """Return every configured limit and every scope with waiting tasks, ordered by scope.
+
+    ``due``: the number of due tasks of each queue that is not paused.
+    """
     limit_config, found, now = config.read(), waitlist.count_usage(), database_now()
     groups = tasks().waiting_for_limit().order_by().values_list("waiting_for_limit")
     counts = groups.annotate(number=Count("pk"), most=Max("weight"))
@@ -188,17 +186,24 @@ def limit_usages() -> list[LimitUsage]:
         too_heavy = limit.heaviest is not None and heaviest > max(1, limit.heaviest)
         if too_heavy and limits_scopes.worker_of(scope) is None:
             usage = replace(usage, too_heavy=heaviest)
+        is_full = limit.places is not None and usage.taken >= limit.places
+        if is_full or (usage.tokens is not None and usage.tokens < 1):
+            behind = (number for queue, number in due.items() if scope in limit_config.wide(queue))
+            usage = replace(usage, waiting=count + sum(behind))
         usages.append(usage)
     return usages
 
 
-def limits_with_waiting_tasks() -> list[LimitUsage]:
-    """Return the limits with waiting tasks; one statement if there are none."""
-    return (
-        [standing for standing in limit_usages() if standing.waiting]
-        if tasks().waiting_for_limit().exists()
-        else []
-    )
+def limits_with_waiting_tasks(due: Mapping[str, int]) -> list[LimitUsage]:
+    """Return the limits with waiting tasks; one statement if no task waits or is due. ``due`` as
+    for ``limit_usages``.
+    """
+    queues = [queue for queue, number in due.items() if number]
+    limit_config = config.read() if queues else None
+    is_bound = limit_config is not None and any(map(limit_config.wide, queues))
+    if not is_bound and not tasks().waiting_for_limit().exists():
+        return []
+    return [usage for usage in limit_usages(due) if usage.waiting]
 
 
 def limit_waits(found: Sequence[LimitUsage]) -> list[str]:

@@ -523,7 +523,7 @@ class Open:
 
 def waiting(number: int) -> str:
     """Return how many tasks wait, as words."""
-    return "1 task waits" if number == 1 else f"{number} tasks wait"
+    return "1 task waits" if str(number) == "1" else f"{number} tasks wait"
 
 
 def no_worker(name: str, queue: str, number: int) -> str:

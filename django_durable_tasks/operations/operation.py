@@ -169,6 +169,8 @@ class Operation:
     keywords, ``mode=`` if there are modes, and ``dry_run=`` if it has a dry run. It raises
     DurableTasksError if it refuses. ``audit.current_actor()`` returns who acts and why.
 
+    ``title_of_one``: the title for one row of a queryset, if it differs.
+
     ``counted``: the word for what the function returns the number of (or a list of, or one), or a
     function from the returned value to the numbers by word. ``done``: the sentence about it, a
     format of ``number``, ``subject``, ``value`` and the fields, or a function of the returned value
@@ -196,6 +198,7 @@ class Operation:
     permission: str
     function: Callable[..., Any]
     counted: str | Callable[[Any], Mapping[str, int]]
+    title_of_one: Any = ""
     done: Any = ""
     unchanged: Any = ""
     summary: Any = ""
@@ -220,6 +223,10 @@ class Operation:
     def key(self) -> str:
         """The key of the operation in the registry, such as ``tasks.cancel``."""
         return f"{self.target.replace(' ', '_').lower()}.{self.name}"
+
+    def title_for(self, number: int) -> Any:
+        """Return the title for this number of rows."""
+        return (self.title_of_one if number == 1 else "") or self.title
 
     def is_permitted(self, user: Any) -> bool:
         """Return whether this user has the permission. That of an optional app names its app."""

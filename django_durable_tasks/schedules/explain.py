@@ -267,11 +267,11 @@ def _without_entry(row: RecurringTask, planned: PlannedRun, now: datetime) -> st
     if planned.nominal <= row.created_at:
         return (
             f"{at} did not run: the schedule did not exist before {utc(row.created_at)}."
-            " backfill() can run it."
+            " A backfill can run it."
         )
     return (
         f"{at} did not run: the schedule was changed at {utc(row.updated_at)}, and an edit never"
-        " fires for a time in the past. backfill() can run it."
+        " fires for a time in the past. A backfill can run it."
     )
 
 

@@ -37,6 +37,7 @@ from django_durable_tasks.operations.operation import (
     ArgumentType,
     OperationResult,
     Target,
+    as_text,
     operation,
 )
 from django_durable_tasks.option_values import checked_count, checked_key, instant
@@ -390,8 +391,7 @@ def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -
         raise InvalidOption(f"end={end.isoformat()} is before start={start.isoformat()}.")
     if end > now:
         raise InvalidOption(
-            f"end={end.isoformat()} is after now, {now.isoformat()}: what is to come runs by"
-            " itself."
+            f"end={as_text(end)} is after now, {as_text(now)}. Later fire times run by themselves."
         )
     if row.ledger_from is not None and start <= row.ledger_from:
         raise InvalidOption(

@@ -235,6 +235,7 @@ _REPLAYED = ngettext_lazy("Replayed %(number)d task.", "Replayed %(number)d task
 @operation(
     Target.TASKS,
     title=_("Replay tasks"),
+    title_of_one=_("Replay task"),
     help=_(
         "Failed, cancelled, skipped and expired tasks run again now, and their dead letters are"
         " closed. Failures and crashes are counted from zero."
@@ -244,8 +245,8 @@ _REPLAYED = ngettext_lazy("Replayed %(number)d task.", "Replayed %(number)d task
     applies_to=Q(status__in=REPLAYABLE),
     only_if_chosen=Q(status=Status.CANCELLED),
     left_out=ngettext_lazy(
-        "%(number)d CANCELLED task is left out: select it itself to replay it.",
-        "%(number)d CANCELLED tasks are left out: select them one by one to replay them.",
+        "%(number)s CANCELLED task is left out: select it itself to replay it.",
+        "%(number)s CANCELLED tasks are left out: select them one by one to replay them.",
         "number",
     ),
     group_by=("status", "name"),
@@ -290,6 +291,7 @@ def replay_edited(
     Target.DEAD_LETTERS,
     name="replay",
     title=_("Replay tasks"),
+    title_of_one=_("Replay task"),
     help=_(
         "Failed tasks run again now, and their dead letters are closed. Failures and crashes are"
         " counted from zero."
@@ -349,6 +351,7 @@ def _changed_arguments(
     Target.DEAD_LETTERS,
     name="discard",
     title=_("Discard dead letters"),
+    title_of_one=_("Discard dead letter"),
     help=_("The dead letters are closed and their tasks stay FAILED."),
     permission="discard_deadletter",
     reason=Reason.REQUIRED,
@@ -418,6 +421,7 @@ def _cancelled(done: Cancelled, **_told: Any) -> str:
 @operation(
     Target.TASKS,
     title=_("Cancel tasks"),
+    title_of_one=_("Cancel task"),
     help=_(
         "Waiting tasks are cancelled immediately and never run. Running tasks receive a request to"
         " stop."
@@ -446,6 +450,7 @@ def cancel_with(queryset: TaskQuerySet, text: str) -> Cancelled:
 @operation(
     Target.TASKS,
     title=_("Retry tasks now"),
+    title_of_one=_("Retry task now"),
     help=_("Tasks that wait for their next attempt run now. Their failures stay counted."),
     permission="retry_task",
     applies_to=Q(status=Status.PENDING, failures__gt=0),
@@ -469,6 +474,7 @@ def _reason_change(action: str) -> dict[str, Any]:
 @operation(
     Target.TASKS,
     title=_("Force-complete tasks"),
+    title_of_one=_("Force-complete task"),
     help=_(
         "The tasks become SUCCESS without running, and tasks that depend on them are released. A"
         " function that is running continues, but its result is ignored."

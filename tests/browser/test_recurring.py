@@ -2,6 +2,9 @@
 it did not run.
 """
 
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 
 from django_durable_tasks.models import Calendar, RecurringTask
@@ -63,6 +66,23 @@ def test_an_operator_pauses_a_schedule_reads_the_explanation_and_resumes_it(visi
     visit.find("[type='submit'][value='Resume schedule']").click()
     until(lambda: RecurringTask.objects.get().status == "ACTIVE", within=20)
     visit.shows("Missed runs of the pause are not caught up.")
+
+
+@pytest.mark.parametrize("use_tz", [True, False], ids=["USE_TZ", "no USE_TZ"])
+def test_an_operator_pauses_until_a_wall_time_of_the_schedule(
+    visit: Visit, settings: Any, use_tz: bool
+) -> None:
+    settings.TIME_ZONE, settings.USE_TZ = "Europe/Berlin", use_tz
+    row = a_schedule(timezone="America/New_York")
+    visit.log_in()
+    visit.go(f"{LIST}{row.pk}/change/")
+    visit.press("Pause schedule…")
+    visit.write("reason", "deploy")
+    visit.write("until", "2031-07-01 12:30")
+    visit.find("[type='submit'][value='Pause schedule']").click()
+    visit.shows("It resumes at 2031-07-01 18:30:00.")
+    row.refresh_from_db()
+    assert row.paused_until == datetime(2031, 7, 1, 16, 30, tzinfo=UTC)
 
 
 def test_an_operator_skips_the_next_fire_time_from_the_table_and_restores_it(visit: Visit) -> None:

@@ -15,7 +15,7 @@ from django.db.models import Q
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.audit import current_actor, recorded
+from django_durable_tasks.audit import NAMED, current_actor, recorded
 from django_durable_tasks.choices import KeyMode
 from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.contrib.api.models import (
@@ -50,6 +50,7 @@ from django_durable_tasks.store.statements import sql
 # Creates, revokes and verifies API keys.
 
 
+NAMED["API key"] = (ApiKey, "name")
 _USE_RECORDED_EVERY = timedelta(minutes=1)
 _NAME_MAX = 100
 _KEY = (
@@ -170,6 +171,7 @@ def create_key(
     Target.API_KEYS,
     name="revoke",
     title=_("Revoke API keys"),
+    title_of_one=_("Revoke API key"),
     help=_("Requests with these keys are refused from now on, or from a later time."),
     permission="durable_tasks_api.revoke_apikey",
     not_in_api=_KEYS_BY_OPERATORS,

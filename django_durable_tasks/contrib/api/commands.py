@@ -57,6 +57,7 @@ def api_key(options: Options, out: Output) -> int:
             }
             for row in keys.select_related("tenant").order_by("tenant_id", "name", "pk")[:_MOST]
         ]
+        out.note_if_cut(rows, _MOST)
         return out.emit(rows, table(_API_KEY, rows, "there are no API keys"))
     if options["action"] == "create":
         if options["dry_run"]:
@@ -152,9 +153,11 @@ def _list_staff(out: Output) -> int:
         }
         for row in shown.values()
     ]
+    unlimited = access.unlimited_users(_MOST)
     rows += [
         {"user": user.username, "tenant": "(all)", "assigned_by": "", "reason": user.reason}
-        for user in access.unlimited_users(_MOST)
+        for user in unlimited
     ]
+    out.note_if_cut(max(listed, unlimited, key=len), _MOST)
     columns = ("user", "tenant", "assigned_by", "reason")
     return out.emit(rows, table(columns, rows, "there are no staff users"))

@@ -135,7 +135,10 @@ class SchedulerViewSet(ApiViewSet):
         scope=ApiScope.QUEUES,
     )
     def status(self, request: Request) -> Response:
-        """Return nodes, shards, leader, last scan, endings of 24 hours, and running tasks."""
+        """Return nodes, shards, leader, last scan, endings of 24 hours, and running tasks.
+
+        Endings are counted up to 100,000, late recurring tasks up to 1,000.
+        """
         found = overview(registry.names())
         return Response(
             {

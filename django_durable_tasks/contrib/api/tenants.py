@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf
-from django_durable_tasks.audit import OBJECT_TYPES
+from django_durable_tasks.audit import OBJECT_TYPES, about
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
@@ -154,8 +154,8 @@ class AuditViewSet(ApiViewSet):
     def list(self, request: Request) -> Response:
         """Return the entries that match the filters, the newest first."""
         filters, rows = self.query(), self.rows()
-        if "object_id" in filters and "object_type" not in filters:
-            filters["object_type__in"] = OBJECT_TYPES
+        if "object_id" in filters:
+            rows = rows.filter(about(filters.pop("object_id")))
         if self.caller.user is None:
             # `actor` must not reveal the names of operators.
             rows = rows.exclude(operation__in=_OF_STAFF)

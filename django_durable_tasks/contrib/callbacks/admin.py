@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.core.paginator import Paginator
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
@@ -30,7 +32,7 @@ class DeliveriesInline(ReadOnlyInline):
     """The last requests of a task, the newest first. Their secrets are masked in the table."""
 
     model = DeliveryAttempt
-    verbose_name_plural = _("requests")
+    verbose_name_plural = format_lazy(_("the last {number} requests"), number=REQUESTS_ON_A_PAGE)
     fields = readonly_fields = (
         "attempt_number",
         "state",
@@ -122,6 +124,8 @@ class EndpointAdmin(ReadOnlyAdmin):
         "updated_at": _("changed at"),
         "last_failure": _("last failure"),
     }
+    # Few rows, which are counted exactly.
+    paginator: ClassVar = Paginator
     list_display = ("key", "state", "failures", "open_until", "last_failure", "updated_at")
     list_filter = (filters.TenantFilter,)
     sortable_by = ()

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
@@ -13,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import action_of, who
+from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
@@ -21,6 +23,7 @@ from django_durable_tasks.contrib.notifications.models import NotificationSettin
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import MASK
 
+PAGES["notification setting"] = NotificationSetting
 _VALUES = (
     "name",
     "user_id",
@@ -93,6 +96,8 @@ class NotificationSettingAdmin(DurableModelAdmin):
     """Notification settings."""
 
     named_by = ("name",)
+    # Few rows, which are counted exactly.
+    paginator: ClassVar = Paginator
     list_display = (
         "name",
         "tenant",

@@ -77,6 +77,7 @@ def notify(options: Options, out: Output) -> int:
                 "at": row.last_delivery_at,
             }
         )
+    out.note_if_cut(rows, _SHOWN)
     return out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
 
 

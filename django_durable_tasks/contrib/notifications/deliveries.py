@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_durable_tasks import conf, process_state, registry
-from django_durable_tasks.audit import current_actor, encrypted_mark, recorded
+from django_durable_tasks.audit import NAMED, current_actor, encrypted_mark, recorded
 from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatus
 from django_durable_tasks.cluster import queues, status
 from django_durable_tasks.contrib.callbacks import http
@@ -84,6 +84,7 @@ _NOT_AUDITED = frozenset(
     }
 )
 _AUDITED = "notification setting"
+NAMED[_AUDITED] = (NotificationSetting, "name")
 _MADE_DUE = 5_000
 # Settings of one tenant. Each event is compared with all of them.
 _SETTINGS_MAX = 100

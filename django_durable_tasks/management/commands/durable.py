@@ -34,10 +34,14 @@ from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
-SUBCOMMANDS = {
-    **subcommands_of(status, listing, tasks, queues, schedules, fire_times),
-    **OPTIONAL_SUBCOMMANDS,
+GROUPS = {
+    "state": subcommands_of(status, listing),
+    "tasks, workflows, dependencies": subcommands_of(tasks),
+    "queues, limits, maintenance": subcommands_of(queues),
+    "schedules, calendars": subcommands_of(schedules, fire_times),
+    "optional apps": OPTIONAL_SUBCOMMANDS,
 }
+SUBCOMMANDS = {name: one for group in GROUPS.values() for name, one in group.items()}
 
 
 class Command(BaseCommand):
@@ -52,7 +56,12 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the subcommands."""
         parser.formatter_class = RawDescriptionHelpFormatter
-        parser.epilog = EXIT_CODES
+        groups = [
+            "\n".join([f"{title}:", *(one.help_line for one in group.values())])
+            for title, group in GROUPS.items()
+            if group
+        ]
+        parser.epilog = "\n\n".join([*groups, EXIT_CODES])
         parsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
         for subcommand in SUBCOMMANDS.values():
             subcommand.add_to(parsers)

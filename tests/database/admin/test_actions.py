@@ -33,7 +33,7 @@ def test_cancel_asks_for_confirmation_then_ends_waiting_tasks_and_requests_cance
     waiting, running, ended = a_task(), a_task(Status.RUNNING), a_task(Status.SUCCESS)
     asked = act(ann, "cancel", waiting, running, ended, confirm=False)
     assert "This changes 2 rows" in text(asked)
-    assert "1 other selected row stays unchanged" in text(asked)
+    assert "The status of 1 row does not allow it." in text(asked)
     assert _reloaded(waiting).status == Status.PENDING
     done = act(ann, "cancel", waiting, running, ended, reason="wrong tariff")
     assert messages_of(done) == [

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from django_durable_tasks.admin import actions
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
+from django_durable_tasks.operations.operation import OPERATIONS
 from tests.database.admin.site import act, confirmed, list_of, messages_of, operator, page_of, text
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_task, many_tasks
@@ -88,6 +92,57 @@ def test_the_confirmation_of_one_action_does_not_confirm_another(ann: Client) ->
     assert "This changes 1 row" in text(again)
     assert confirmed(operator("bert"), list_of("task"), asked).status_code == 200
     assert Task.objects.get().status == Status.FAILED
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("model", "action"),
+    [
+        *(("task", name) for name in ("replay", "cancel", "force_complete")),
+        *(("deadletter", name) for name in ("replay", "discard")),
+    ],
+)
+def test_a_confirmation_names_one_object_or_several(
+    ann: Client, model: str, action: str, number: int
+) -> None:
+    status = Status.PENDING if action == "cancel" else Status.FAILED
+    tasks = many_tasks(number, status, name="shop.charge")
+    rows = tasks if model == "task" else list(DeadLetter.objects.all())
+    operation = OPERATIONS[f"{'tasks' if model == 'task' else 'dead_letters'}.{action}"]
+    asked = text(act(ann, action, *rows, confirm=False))
+    title = operation.title_of_one if number == 1 else operation.title
+    assert f"{title} " in asked
+    assert asked.count("shop.charge") >= number
+    if number == 1:
+        titles = [str(one["title"]) for one in ann.get(page_of(rows[0])).context["buttons"]]
+        assert f"{operation.title_of_one}…" in titles
+        assert "shop.charge" in text(ann.get(page_of(rows[0])))
+
+
+@given(alone=st.integers(0, 5), left_out=st.integers(0, 5))
+@examples(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_number_of_rows_at_which_counting_stopped_is_marked(
+    ann: Client, monkeypatch: pytest.MonkeyPatch, alone: int, left_out: int
+) -> None:
+    monkeypatch.setattr(actions, "AT_MOST", 3)
+    Task.objects.unguarded().delete()
+    many_tasks(1, Status.EXPIRED)
+    many_tasks(alone, Status.SUCCESS)
+    many_tasks(left_out, Status.CANCELLED)
+    address, asked = _all(ann, "replay")
+
+    def shown(number: int) -> str:
+        return f"{number}" if number <= 3 else "3+"
+
+    for page in (text(asked), messages_of(confirmed(ann, address, asked))[-1]):
+        rows = f"{shown(alone)} row{'s' if alone != 1 else ''}"
+        # A page signs plain numbers, so that one at the bound may be marked too.
+        said = (f"The status of {rows} ", f"The status of {rows.replace('3 ', '3+ ')} ")
+        assert any(one in page for one in said) == bool(alone)
+        cancelled = (f"{shown(left_out)} CANCELLED", f"{shown(left_out)}+ CANCELLED")
+        assert any(one in page for one in cancelled) == bool(left_out)
 
 
 # Confirmation of replays --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 and for fifty.
 """
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -102,7 +103,12 @@ def test_a_list_counts_no_further_than_its_bound(
 ) -> None:
     monkeypatch.setattr(readonly, "COUNTED_AT_MOST", 7)
     many_tasks(9)
-    assert ann.get(list_of("task")).context["cl"].result_count == 7
+    page = ann.get(list_of("task"), {"queue": "test"})
+    assert page.context["cl"].result_count == 7
+    shown = text(page)
+    assert "7 tasks or more: narrow the list" in shown
+    assert "7 results" not in shown
+    assert not re.search(r"[Aa]ll 7\b", shown)
 
 
 def test_the_newest_tasks_come_first_page_by_page(ann: Client) -> None:

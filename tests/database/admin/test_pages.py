@@ -187,7 +187,7 @@ def test_a_queue_that_is_rejected_or_whose_messages_are_misrouted_is_named_on_bo
         page = ann.get(address)
         assert "PreconditionFailed: &lt;b&gt;quorum" in page.content.decode()
         assert "rejected" in text(page)
-        assert "1 messages consumed from another queue, last from cards" in text(page)
+        assert "1 message consumed from another queue, from cards" in text(page)
     assert "Queue mails: messages for its tasks were consumed from queue cards" in text(
         ann.get(reverse(OVERVIEW))
     )

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from django_durable_tasks import audit
-from django_durable_tasks.models import AuditEntry, QueueControl, Task
+from django_durable_tasks.contrib.api import access
+from django_durable_tasks.models import (
+    AuditEntry,
+    Calendar,
+    DeadLetter,
+    QueueControl,
+    RecurringTask,
+    Task,
+    Tenant,
+)
 from tests.database.admin.site import list_of, operator, page_of, staff
 from tests.database.api.client import ADD, SETTINGS, ApiClient, a_client, a_tenant, call
 from tests.database.commands.durable_command import json_of
+from tests.database.notifications.sending import a_setting
 from tests.factories import a_task, many_tasks
+from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db
 
@@ -99,6 +116,125 @@ def test_the_list_is_read_only_and_searched_by_user_object_and_operation(ann: Cl
     page = ann.get(page_of(_newest()))
     assert page.status_code == 200
     assert ann.post(page_of(_newest()), {"reason": "x"}).status_code == 403
+
+
+def _named_objects(slug: str) -> dict[str, str]:
+    """Change an object of each type that has a name; return the names by type, in another spelling
+    than the ids.
+    """
+    tenant = a_tenant(slug)
+    name = f"{slug}-object"
+    Calendar.objects.upsert(name, tenant=tenant)
+    row = RecurringTask.objects.upsert(name=name, task=noop, cron="0 2 * * *", tenant=tenant)
+    row.pause("audit", by="ada")
+    access.create_key(tenant, name, ("read",))
+    a_setting(tenant=tenant, name=name)
+    access.assign_staff(tenant, User.objects.create_user(f"{slug}-user", is_staff=True).username)
+    return {**dict.fromkeys(audit.NAMED, name), "tenant": slug}
+
+
+@pytest.mark.parametrize("object_type", sorted(audit.NAMED))
+def test_an_object_is_found_by_its_name(ann: Client, api: None, object_type: str) -> None:
+    names, others = _named_objects("acme"), _named_objects("globex")
+    assert set(names) == set(audit.NAMED)
+    for term, tenant in ((names[object_type], "acme"), (others[object_type], "globex")):
+        (model, column) = audit.NAMED[object_type]
+        (row,) = model._default_manager.filter(**{column: term})
+        expected = set(
+            AuditEntry.objects.of_object(object_type, row.pk).values_list("pk", flat=True)
+        )
+        assert expected
+        listed = ann.get(list_of("auditentry"), {"q": term}).context["cl"].result_list
+        by_command = {entry["id"] for entry in json_of("audit", "--object", term)}
+        client = a_client(Tenant.objects.get(slug=tenant))
+        query = {"object_id": term, "object_type": object_type}
+        by_api = {
+            one["audit_id"] for one in client.get("/audit?" + urlencode(query)).json()["data"]
+        }
+        for found in ({one.pk for one in listed}, by_command):
+            assert expected <= found
+            entries = AuditEntry.objects.filter(pk__in=found).select_related("tenant")
+            assert {entry.tenant and entry.tenant.slug for entry in entries} == {tenant}
+        # A key of the tenant does not see how operators assign staff users.
+        assert by_api == (expected if object_type != "tenant" else set())
+
+
+def test_a_set_is_found_by_the_id_of_each_of_its_objects(ann: Client) -> None:
+    rows = many_tasks(3, "FAILED")
+    letters = DeadLetter.objects.order_by("pk")
+    DeadLetter.objects.filter(pk__in=[letters[0].pk, letters[1].pk]).discard(by="ada")
+    Task.objects.filter(pk__in=[row.pk for row in rows[:2]]).replay(by="bob")
+    for term, found in (
+        (str(rows[0].pk), {"tasks.replay"}),
+        (rows[1].pk.hex, {"tasks.replay"}),
+        (str(rows[2].pk), set()),
+        (str(letters[1].pk), {"dead_letters.discard"}),
+        (str(letters[2].pk), set()),
+        (f"{letters[1].pk}0", set()),
+    ):
+        listed = ann.get(list_of("auditentry"), {"q": term}).context["cl"].result_list
+        assert {entry.operation for entry in listed} == found, term
+
+
+def test_the_list_is_filtered_by_actor_and_by_day_in_the_zone_of_the_site(
+    ann: Client, settings: Any
+) -> None:
+    settings.TIME_ZONE = "America/New_York"
+    zone = ZoneInfo(settings.TIME_ZONE)
+    now = datetime.now(UTC)
+
+    @examples(
+        max_examples=20,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from(["ada", "bob", ""]), st.integers(0, 10 * 24 * 60)),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    def found(drawn: list[tuple[str, int]]) -> None:
+        AuditEntry.objects.unguarded().delete()
+        entries = [
+            AuditEntry.objects.unguarded().create(
+                source="CODE",
+                actor=actor,
+                operation="queue.pause",
+                object_type="queue",
+                object_id="mail",
+                at=now - timedelta(minutes=minutes),
+            )
+            for actor, minutes in drawn
+        ]
+        for wanted in entries:
+            day = wanted.at.astimezone(zone).date()
+            of_actor = {one.pk for one in entries if one.actor == wanted.actor}
+            of_day = {one.pk for one in entries if one.at.astimezone(zone).date() == day}
+            for asked, expected in (
+                ({"actor": wanted.actor}, of_actor),
+                ({"day": str(day)}, of_day),
+            ):
+                page = ann.get(list_of("auditentry"), asked)
+                assert page.status_code == 200
+                assert {entry.pk for entry in page.context["cl"].result_list} == expected
+
+    found()
+    for nonsense in ("yesterday", "9999-12-31", "2026-02-30", ""):
+        assert ann.get(list_of("auditentry"), {"day": nonsense}).status_code == 200
+
+
+def test_the_history_of_a_task_links_to_older_entries(ann: Client) -> None:
+    row = a_task()
+    entries = [
+        AuditEntry(source="CODE", operation="tasks.edit", object_type="task", object_id=str(row.pk))
+        for _ in range(audit.SHOWN + 1)
+    ]
+    AuditEntry.objects.unguarded().bulk_create(entries)
+    older = f"{list_of('auditentry')}?q={row.pk}"
+    assert older in ann.get(page_of(row)).content.decode()
+    assert ann.get(older).context["cl"].result_count == audit.SHOWN + 1
 
 
 def test_the_command_lists_and_filters_entries() -> None:

@@ -97,7 +97,8 @@ def test_waiting_tasks_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch
     many_tasks(4, queue="few", due=-90)
     counts = {depth.queue: (depth.pending, depth.due) for depth in queues.depths(database_now())}
     assert counts == {"mail": (5, 5), "later": (5, 0), "few": (4, 4)}
-    assert [queues.shown_count(number) for number in (4, 5)] == ["4", "5+"]
+    texts = {queue: tuple(map(str, numbers)) for queue, numbers in counts.items()}
+    assert texts == {"mail": ("5+", "5+"), "later": ("5+", "0"), "few": ("4", "4")}
 
 
 def test_tasks_that_wait_for_a_batch_are_counted_with_those_of_their_queue() -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery import broker_outage
+from django_durable_tasks.celery import broker_outage, inspect
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.tasks import first_uuid7_of
@@ -38,12 +38,23 @@ def test_a_queue_is_paused_with_user_and_reason_and_resumed() -> None:
     assert QueueControl.objects.get(name="mail").paused_at is None
 
 
-def test_pausing_an_unused_queue_prints_a_remark() -> None:
-    answer = durable("pause", "mial")
-    assert answer.code == 0
-    assert "No task waits in queue 'mial'" in answer.err
-    a_node(queues=["mail"])
-    assert durable("pause", "mail").err == ""
+@pytest.mark.parametrize("of", ["task", "worker", "code", "pause", "nothing"])
+@pytest.mark.parametrize("name", ["mial", "Mail", "mails"])
+def test_only_a_queue_in_use_is_paused_unless_the_command_says_so(of: str, name: str) -> None:
+    queue = {"code": min(inspect.declared_queues()), "nothing": "unknown"}.get(of, "mail")
+    if of == "task":
+        a_task(queue=queue)
+    elif of == "worker":
+        a_node(queues=[queue])
+    elif of == "pause":
+        a_paused_queue(queue)
+    refused = durable("pause", name)
+    assert (refused.code, QueueControl.objects.filter(name=name).exists()) == (2, False)
+    assert f"No queue named {name!r} is in use." in refused.err
+    assert ("Did you mean 'mail'?" in refused.err) == (queue == "mail")
+    assert durable("pause", queue).code == (2 if of == "nothing" else 0)
+    assert durable("pause", name, "--unused", "--reason", "before the deploy").code == 0
+    assert QueueControl.objects.get(name=name).reason == "before the deploy"
 
 
 def test_resuming_a_queue_that_is_not_paused_exits_with_2() -> None:

@@ -8,15 +8,22 @@ from typing import Any
 
 import pytest
 from celery import current_app
+from django.test import Client
+from django.urls import reverse
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes, queues
 from django_durable_tasks.cluster.nodes import NodeReport
+from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.models import Node, NodeKind, QueueControl, SchedulerLease, Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.celery_settings import celery_configured
+from tests.database.admin.site import operator
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_node, a_paused_queue, a_task, many_tasks
 
@@ -29,6 +36,12 @@ def leader() -> Node:
     node = a_node(NodeKind.SCHEDULER)
     assert nodes.take_lease(node.pk, 60) is not None
     return node
+
+
+@pytest.fixture
+def ann() -> Client:
+    """Return a client logged in as a superuser."""
+    return operator("ann")
 
 
 def _problems(*words: str) -> list[str]:
@@ -138,15 +151,77 @@ def test_tasks_that_wait_for_a_limit_are_counted_and_named(leader: Node, scope: 
     assert len(named) == (1 if scope.startswith("share") else 2)
 
 
-def test_a_sum_of_counts_that_stopped_is_marked(
-    leader: Node, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waits", ["due", "later", "limited"])
+@given(numbers=st.lists(st.integers(0, 8), min_size=1, max_size=3))
+@examples(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_each_number_at_which_counting_stopped_is_marked(
+    leader: Node, monkeypatch: pytest.MonkeyPatch, ann: Client, waits: str, numbers: list[int]
 ) -> None:
-    monkeypatch.setattr(queues, "COUNTED", 5)
-    many_tasks(4, queue="mail")
-    assert json_of("status")["depth_is_exact"] is True
-    many_tasks(9, queue="reports")
-    assert json_of("status")["depth_is_exact"] is False
-    assert "PENDING 9+" in durable("status").out
+    most = 5
+    monkeypatch.setattr(queues, "COUNTED", most)
+    Task.objects.unguarded().delete()
+    values: dict[str, dict[str, Any]] = {
+        "due": {"due": -5},
+        "later": {"due": 600},
+        "limited": {"due_at": NEVER, "waiting_for_limit": "task:heavy"},
+    }
+    for queue, number in enumerate(numbers):
+        many_tasks(number, queue=f"queue-{queue}", **values[waits])
+    total = sum(numbers)
+
+    def shown(counted: int, is_exact: bool) -> str:
+        return f"{counted}{'' if is_exact else '+'}"
+
+    counted = [min(number, most) for number in numbers]
+    pending = shown(sum(counted), max(numbers) <= most)
+    # Tasks that wait for a limit are counted up to the bound in all queues together.
+    waiting = [shown(one, number <= most) for one, number in zip(counted, numbers, strict=True)]
+    to_start = shown(sum(counted), max(numbers) <= most)
+    found = {row["queue"]: row for row in json_of("status")["queues"]}
+    if waits == "limited":
+        limited = [row["limited"] for row in found.values()]
+        assert sum(limited) == min(total, most + 1)
+        to_start = shown(min(total, most + 1), total <= most)
+    page = ann.get(reverse("admin:django_durable_tasks_overview"))
+    assert {status: number for status, _url, number in page.context["totals"]}["PENDING"] == pending
+    assert page.context["due"] == ("0" if waits == "later" else to_start)
+    by_queue = {row["depth"].queue: row for row in page.context["queues"]}
+    for queue, number in enumerate(numbers):
+        if number:
+            row = by_queue[f"queue-{queue}"]
+            assert row["pending"] == waiting[queue]
+            assert row["due"] == (waiting[queue] if waits == "due" else "0")
+            is_whole = waits != "limited" or total <= most
+            assert row["limited"] == shown(found[f"queue-{queue}"]["limited"], is_whole)
+            is_exact = number <= most and is_whole
+            assert found[f"queue-{queue}"]["counts_are_exact"] is is_exact
+            assert row["depth"].counts_are_exact is is_exact
+    assert json_of("status")["depth_is_exact"] is (max(numbers) <= most)
+    assert f"depth: PENDING {pending}," in durable("status").out
+
+
+def test_a_limit_of_all_tasks_counts_the_due_ones_that_nobody_claims(
+    leader: Node, ann: Client
+) -> None:
+    operator_limits.set_limit("global", max_concurrency=2)
+    operator_limits.set_limit("queue:mail", max_concurrency=9)
+    many_tasks(3, queue="mail", due=-5)
+    many_tasks(4, queue="paused", due=-5)
+    many_tasks(5, queue="mail", due=600)
+    a_paused_queue("paused")
+    assert "for the limit" not in _warnings()
+    many_tasks(2, Status.QUEUED, queue="gpu")
+    many_tasks(1, queue="gpu", due_at=NEVER, waiting_for_limit="global")
+    text = "4 tasks wait for the limit global, 2 of 2 taken."
+    assert text in _warnings()
+    assert text in str(ann.get(reverse("admin:django_durable_tasks_overview")).context["troubles"])
+    listed = {row["scope"]: row["waiting"] for row in json_of("limit", "list")}
+    assert listed == {"global": 4, "queue:mail": 0}
+    rows = ann.get(reverse("admin:django_durable_tasks_limit_changelist")).context["cl"].result_list
+    usages = {row.scope: (row.usage.taken, row.usage.waiting) for row in rows}
+    assert usages == {"global": (2, 4), "queue:mail": (0, 0)}
 
 
 def test_an_overdue_run_is_a_warning(leader: Node) -> None:
@@ -156,12 +231,12 @@ def test_an_overdue_run_is_a_warning(leader: Node) -> None:
         expected_duration=timedelta(minutes=1),
     )
     assert _problems() == []
-    assert "1 runs take longer than their expected duration" in _warnings()
+    assert "1 run takes longer than its expected duration" in _warnings()
 
 
 def test_waiting_tasks_without_a_worker_are_a_warning(leader: Node) -> None:
     a_task(queue="lonely")
-    assert "Queue lonely: no worker listens." in _warnings()
+    assert "Queue lonely: no worker listens, and 1 task waits." in _warnings()
     a_node(queues=["lonely"], concurrency=2, pool="prefork")
     assert "lonely" not in _warnings()
 
@@ -183,7 +258,7 @@ def test_a_queue_that_the_broker_rejects_is_a_problem_and_named(leader: Node) ->
 
 def test_messages_that_were_consumed_from_another_queue_are_a_warning(leader: Node) -> None:
     claim.count_misrouted("cards", "mails")
-    assert "Queue cards: 1 messages for its tasks were consumed from another queue" in _warnings()
+    assert "Queue cards: 1 message for its tasks was consumed from another queue" in _warnings()
     assert "from mails" in _warnings()
     QueueControl.objects.update(misrouted_at=database_now() - timedelta(days=1, seconds=1))
     assert "were consumed from another queue" not in _warnings()

@@ -212,7 +212,7 @@ def test_each_customer_has_the_rate(settings: Any) -> None:
     limit(f"tenant:{customers[0]}", 2)  # has no rate of its own, and uses two of three tokens
     claim()
     assert under_way() == {customers[0]: 2, customers[1]: 3, DEFAULT_TENANT_ID: 9}
-    waiting = {one.scope: one for one in operator_limits.limits_with_waiting_tasks()}
+    waiting = {one.scope: one for one in operator_limits.limits_with_waiting_tasks({})}
     assert waiting.keys() == {f"tenant:{tenant_id}" for tenant_id in customers}
     assert [
         (waiting[f"tenant:{one}"].source, waiting[f"tenant:{one}"].rate) for one in customers

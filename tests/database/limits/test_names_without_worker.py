@@ -201,7 +201,7 @@ def test_operators_see_what_the_tasks_wait_for() -> None:
     a_worker(("mail",), {"new.task"})
     task = a_task(name="old.task", queue="mail", weight=3)
     published()
-    (usage,) = operator_limits.limits_with_waiting_tasks()
+    (usage,) = operator_limits.limits_with_waiting_tasks({})
     assert (usage.source, usage.waiting, usage.too_heavy) == ("WORKER", 1, None)
     task.refresh_from_db()
     assert "worker of its queue" in operator_limits.why(task)
