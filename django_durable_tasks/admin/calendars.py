@@ -291,9 +291,7 @@ class CalendarForm(EditForm):
                 )
             )
         except InvalidCalendar as refused:
-            self.add_error(
-                "first_year" if str(refused).startswith("years=") else source, str(refused)
-            )
+            self.add_error("first_year" if refused.option == "years" else source, str(refused))
             return None
         return taken_in(cleaned["days"], imported)
 

@@ -18,6 +18,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 
 from django_durable_tasks.admin.display import instant
+from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.schedules.timetables import zones
 
@@ -101,12 +102,10 @@ def in_zone(form: forms.Form, zone: str | None) -> None:
             field.zone = zone
 
 
-def refuse(form: forms.Form, refused: Exception) -> None:
-    """Add an error to the field that its text names first (``pace='x': give …``), otherwise to the
-    form.
-    """
-    name = str(refused).partition("=")[0].strip()
-    form.add_error(name if name in form.fields else None, str(refused))
+def refuse(form: forms.Form, refused: DurableTasksError) -> None:
+    """Add an error to the field of the option that was refused, otherwise to the form."""
+    option = refused.option
+    form.add_error(option if option in form.fields else None, str(refused))
 
 
 # Optimistic locking of edit forms: a form contains the signed values that it showed, which are

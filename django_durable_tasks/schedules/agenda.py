@@ -866,10 +866,13 @@ def agenda(
     """
     if start is not None and start.year > LAST_YEAR:
         raise InvalidSchedule(
-            f"start_time={start}: schedules are computed up to the year {LAST_YEAR}."
+            f"start_time={start}: schedules are computed up to the year {LAST_YEAR}.",
+            option="start_time",
         )
     if start is not None and end is not None and end < start:
-        raise InvalidSchedule(f"end_time={end} is before start_time={start}: no fire lies between.")
+        raise InvalidSchedule(
+            f"end_time={end} is before start_time={start}: no fire lies between.", option="end_time"
+        )
     fires = timetable
     if start is not None or end is not None:
         fires = BoundedTimetable(

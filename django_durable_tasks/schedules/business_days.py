@@ -162,7 +162,7 @@ def from_holidays(
     """
     wanted = sorted(set(years))
     if not 1 <= len(wanted) <= MOST_YEARS:
-        raise InvalidCalendar(f"years={wanted!r}: give 1 to {MOST_YEARS} years.")
+        raise InvalidCalendar.of("years", wanted, f"give 1 to {MOST_YEARS} years.")
     try:
         package: Any = importlib.import_module("holidays")
     except ImportError as error:
@@ -267,7 +267,7 @@ def from_ics(text: str, years: Sequence[int]) -> tuple[SpecialDay, ...]:
     Raises InvalidCalendar with the number of the line.
     """
     if not 1 <= len(years) <= MOST_YEARS:
-        raise InvalidCalendar(f"years={years!r}: give 1 to {MOST_YEARS} years.")
+        raise InvalidCalendar.of("years", years, f"give 1 to {MOST_YEARS} years.")
     first, last = date(min(years), 1, 1), date(max(years), 12, 31)
     events = [event for event in _events(text) if event.text("STATUS").upper() != "CANCELLED"]
     replaced = {

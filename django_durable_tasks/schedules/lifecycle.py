@@ -385,7 +385,9 @@ def snooze(
 def _pause(row: RecurringTask, schedule: RecurringTask, reason: str, wake: datetime | None) -> None:
     now = database_now()
     if wake is not None and wake <= now:
-        raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
+        raise InvalidOption(
+            f"until={wake.isoformat()} is not after now, {now.isoformat()}.", option="until"
+        )
     schedule.paused_at = schedule.paused_at if schedule.status == RecurringStatus.PAUSED else now
     schedule.status, schedule.status_by = RecurringStatus.PAUSED, current_actor().by[:200]
     schedule.status_reason = reason[:200]
@@ -560,7 +562,7 @@ def override(
     """
     when, target = instant("fire_time", fire_time).astimezone(UTC), None
     if action not in set(Action):
-        raise InvalidSchedule(f"action={action!r}: give SKIP, MOVE or ADD.")
+        raise InvalidSchedule.of("action", action, "give SKIP, MOVE or ADD.")
     if (action == Action.MOVE) != (move_to is not None):
         raise InvalidSchedule("move_to goes with MOVE, and MOVE with move_to.")
     if move_to is not None:
@@ -652,11 +654,12 @@ def _check(
     existing = agenda.at_nominal(when)
     if action == Action.ADD and existing is not None:
         raise InvalidSchedule(
-            f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
+            f"fire_time={when.isoformat()} is a fire time of {row.name!r} already.",
+            option="fire_time",
         )
     if action != Action.ADD and existing is None:
         explanation = not_a_fire_time(row, agenda, when)
-        raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}", option="fire_time")
     if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
         raise TransitionRefused(
             f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}."

@@ -376,22 +376,27 @@ def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bo
 
 def _choice(option: str, value: str, choices: Any) -> Any:
     if value not in set(choices):
-        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(choices)}.")
+        raise InvalidOption.of(option, value, f"give one of {', '.join(choices)}.")
     return choices(value)
 
 
 def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -> None:
     if end < start:
-        raise InvalidOption(f"end={end.isoformat()} is before start={start.isoformat()}.")
+        raise InvalidOption(
+            f"end={end.isoformat()} is before start={start.isoformat()}.", option="end"
+        )
     if end > now:
         raise InvalidOption(
             f"end={end.isoformat()} is after now, {now.isoformat()}: what is to come runs by"
-            " itself."
+            " itself.",
+            option="end",
         )
     if row.ledger_from is not None and start <= row.ledger_from:
         raise InvalidOption(
             f"start={start.isoformat()}: the ledger of {row.name!r} is kept after"
-            f" {row.ledger_from.isoformat()}; give a later start, because earlier runs are unknown."
+            f" {row.ledger_from.isoformat()}; give a later start, because earlier runs are"
+            " unknown.",
+            option="start",
         )
 
 

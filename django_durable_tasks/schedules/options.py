@@ -42,8 +42,8 @@ _BESIDE = {
 def _text(most: int) -> Callable[[str, Any], str]:
     def text(option: str, value: Any) -> str:
         if not isinstance(value, str) or len(value) > most:
-            raise InvalidOption(
-                f"{option}={str(value)[:50]!r}: give a text of at most {most} characters."
+            raise InvalidOption.of(
+                option, str(value)[:50], f"give a text of at most {most} characters."
             )
         return value
 
@@ -61,14 +61,15 @@ def _call_options(option: str, value: Any) -> dict[str, Any]:
     for own in _OWN:
         if own in found:
             raise InvalidOption(
-                f"{option} holds {own!r}: each run has its own from the schedule; leave it out."
+                f"{option} holds {own!r}: each run has its own from the schedule; leave it out.",
+                option=option,
             )
     return found
 
 
 def _dict(option: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{option}={value!r}: give a mapping.")
+        raise InvalidOption.of(option, value, "give a mapping.")
     return dict(value)
 
 
@@ -99,7 +100,7 @@ def _count(option: str, value: Any) -> int:
 
 def _choice(option: str, value: Any) -> str:
     if value not in set(CHOICES[option]):
-        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(CHOICES[option])}.")
+        raise InvalidOption.of(option, value, f"give one of {', '.join(CHOICES[option])}.")
     return str(value)
 
 
@@ -189,8 +190,8 @@ def _jitter(value: Any) -> dict[str, float]:
         except ValueError:
             percent = -1.0
         if not 0 <= percent <= 100:
-            raise InvalidOption(
-                f"jitter={value!r}: give seconds, or '0%' to '100%' of the way to the next fire."
+            raise InvalidOption.of(
+                "jitter", value, "give seconds, or '0%' to '100%' of the way to the next fire."
             )
         return {"jitter": 0.0, "jitter_percent": percent}
     return {"jitter": seconds("jitter", value), "jitter_percent": 0.0}

@@ -218,8 +218,8 @@ def named_calendars(row: AnySchedule, calendars: Calendars) -> tuple[Version, ..
     """Return the versions of the row's calendars; raises InvalidSchedule if one is missing."""
     missing = [name for name in row.calendars if (row.tenant_id, name) not in calendars]
     if missing:
-        raise InvalidSchedule(
-            f"calendars={row.calendars!r}: there is no calendar {missing[0]!r} of this tenant."
+        raise InvalidSchedule.of(
+            "calendars", row.calendars, f"there is no calendar {missing[0]!r} of this tenant."
         )
     return tuple(calendars[row.tenant_id, name] for name in row.calendars)
 

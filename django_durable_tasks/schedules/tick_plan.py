@@ -216,7 +216,8 @@ def occurrence_task(
         except OverflowError as beyond:
             raise InvalidSchedule(
                 f"expires_in={shared.expires_in:g} s after {effective.isoformat()} is beyond the"
-                " year 9999: declare the schedule again."
+                " year 9999: declare the schedule again.",
+                option="expires_in",
             ) from beyond
     return shared._replace(
         id=task_id,

@@ -126,7 +126,7 @@ def draw(diagram: Diagram, format: str) -> str:
         hint = did_you_mean(str(format).lower(), FILE_FORMATS)
         hint = NOT_INSTALLED if format in FILE_FORMATS else hint
         hint = hint or f"Give one of {', '.join(FILE_FORMATS)}."
-        raise InvalidOption(f"format={format!r}: no such diagram. {hint}")
+        raise InvalidOption.of("format", format, f"no such diagram. {hint}")
     return drawer(diagram)
 
 

@@ -22,7 +22,6 @@ from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, 
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.operations.operation import OperationResult, Target
 
-problems.OPTION_NAMES.update(column.name for column in NotificationSetting._meta.concrete_fields)
 _CONFIG = (
     'Of EMAIL {"to": ["ops@example.com"]}, of the others {"url": "https://..."}. A masked URL that'
     " is sent back leaves it unchanged."

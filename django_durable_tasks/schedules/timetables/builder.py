@@ -180,7 +180,7 @@ def _policy(name: str, kind: type[_Policy], value: str) -> _Policy:
     try:
         return kind(value)
     except ValueError as error:
-        raise InvalidSchedule(f"{name}={value!r}: give {' or '.join(kind)}.") from error
+        raise InvalidSchedule.of(name, value, f"give {' or '.join(kind)}.") from error
 
 
 # A short description of a timetable, for lists and pages. A timetable without a short description

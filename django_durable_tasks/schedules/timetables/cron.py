@@ -139,27 +139,28 @@ def parsed(text: str, seconds: str = "", seed: str = "") -> CronRule:
 def fields(text: object, seconds: str = "") -> list[str]:
     """Return the fields in lower case, seconds last; raises InvalidSchedule for an invalid text."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidSchedule(f"cron={text!r}: give five fields, for example '30 2 * * *'.")
+        raise InvalidSchedule.of("cron", text, "give five fields, for example '30 2 * * *'.")
     if len(text) > MOST_CHARACTERS or text.count(",") >= MOST_ITEMS:
         raise InvalidSchedule(
             f"cron={text[:40]!r}...: {len(text)} characters and {text.count(',') + 1} items; at"
             f" most {MOST_CHARACTERS} characters and {MOST_ITEMS} items are read. Split it into"
-            " several parts, or give an rrule."
+            " several parts, or give an rrule.",
+            option="cron",
         )
     if not _LEGAL.fullmatch(text):
-        raise InvalidSchedule(
-            f"cron={text!r}: only letters, digits and * / , - # ? ( ) are allowed."
+        raise InvalidSchedule.of(
+            "cron", text, "only letters, digits and * / , - # ? ( ) are allowed."
         )
     word = text.strip().lower()
     if word.startswith("@"):
         if word not in NICKNAMES:
             known = f"known are {', '.join(sorted(NICKNAMES))}"
             why = _NOT_NICKNAMES.get(word.split(maxsplit=1)[0], known)
-            raise InvalidSchedule(f"cron={text!r}: {why}.")
+            raise InvalidSchedule.of("cron", text, f"{why}.")
         word, seconds = NICKNAMES[word], ""
     if seconds not in ("", "FIRST", "LAST"):
-        raise InvalidSchedule(
-            f"seconds={seconds!r}: write FIRST or LAST for the position of the seconds field."
+        raise InvalidSchedule.of(
+            "seconds", seconds, "write FIRST or LAST for the position of the seconds field."
         )
     found = word.split()
     if len(found) != (6 if seconds else 5):
@@ -167,8 +168,8 @@ def fields(text: object, seconds: str = "") -> list[str]:
         if len(found) == 6:
             position = "seconds='FIRST' or seconds='LAST'"
             hint = f" If one of them is seconds, give its position: {position}."
-        raise InvalidSchedule(
-            f"cron={text!r}: {len(found)} fields; {'six' if seconds else 'five'} are needed.{hint}"
+        raise InvalidSchedule.of(
+            "cron", text, f"{len(found)} fields; {('six' if seconds else 'five')} are needed.{hint}"
         )
     return [*found[1:], found[0]] if seconds == "FIRST" else found
 
@@ -178,14 +179,13 @@ def _item(text: str, number: int, item: str) -> str:
     for unsupported items.
     """
     if _RANDOM.fullmatch(item):
-        raise InvalidSchedule(
-            f"cron={text!r}: R is another time on every node; write H, which is drawn once and"
-            " stays."
+        raise InvalidSchedule.of(
+            "cron", text, "R is another time on every node; write H, which is drawn once and stays."
         )
     if number == _DAY and _FROM_THE_END.fullmatch(item):
         day = "'last working'" if "w" in item else f"-{int(item[2:]) + 1}"
-        raise InvalidSchedule(
-            f"cron={text!r}: {item.upper()} is not read; give {{'every': 'month', 'day': {day}}}."
+        raise InvalidSchedule.of(
+            "cron", text, f"{item.upper()} is not read; give {{'every': 'month', 'day': {day}}}."
         )
     if number == _DAY and (item == "h" or item.startswith("h/")):
         return item.replace("h", "h(1-28)")  # every month has these
@@ -210,8 +210,8 @@ def _nearest(text: str, items: list[str]) -> int:
         return 0
     date = int(found[0][1] or found[0][2])
     if len(items) > 1 or not 1 <= date <= 31:
-        raise InvalidSchedule(
-            f"cron={text!r}: W stands with one date from 1 to 31 and alone, for example 15W."
+        raise InvalidSchedule.of(
+            "cron", text, "W stands with one date from 1 to 31 and alone, for example 15W."
         )
     return date
 
@@ -222,8 +222,8 @@ def _expanded(text: str, read: list[str], seed: str) -> tuple[list[list[Any]], d
             " ".join(read), hash_id=seed.encode()
         )
     except (CroniterError, ValueError, LookupError) as error:
-        raise InvalidSchedule(
-            f"cron={text!r}: {_fault(read, seed)} cannot be read ({error})."
+        raise InvalidSchedule.of(
+            "cron", text, f"{_fault(read, seed)} cannot be read ({error})."
         ) from error
     return found
 

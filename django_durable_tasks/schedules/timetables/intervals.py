@@ -54,7 +54,7 @@ def checked_instants(part: Mapping[str, Any], setting: TimetableContext) -> dict
     """
     given = part["at"]
     if not isinstance(given, list | tuple) or not given:
-        raise InvalidSchedule(f"at={given!r}: give a list of at least one instant.")
+        raise InvalidSchedule.of("at", given, "give a list of at least one instant.")
     if len(given) > MOST_INSTANTS:
         raise InvalidSchedule(f"at: {len(given)} instants; a schedule can hold {MOST_INSTANTS}.")
     moments = sorted({_moment(value) for value in given})
@@ -133,9 +133,9 @@ def checked_interval(part: Mapping[str, Any], setting: TimetableContext) -> dict
     try:
         length = seconds("interval", value)
     except InvalidOption as error:
-        raise InvalidSchedule(str(error)) from error
+        raise InvalidSchedule(str(error), option=error.option) from error
     if length < _SHORTEST:
-        raise InvalidSchedule(f"interval={value!r}: it must be {_SHORTEST:g} seconds or more.")
+        raise InvalidSchedule.of("interval", value, f"it must be {_SHORTEST:g} seconds or more.")
     return {"interval": length}
 
 
@@ -195,12 +195,11 @@ def checked_calendar_interval(part: Mapping[str, Any], setting: TimetableContext
     """Return the canonical part; raises InvalidSchedule with the key."""
     unit, count = part["every"], part.get("count", 1)
     if unit not in tuple(_UNITS):
-        raise InvalidSchedule(
-            f"every={unit!r}: give one of {', '.join(_UNITS)}; for a duration give"
-            " interval=seconds."
+        raise InvalidSchedule.of(
+            "every", unit, f"give one of {', '.join(_UNITS)}; for a duration give interval=seconds."
         )
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST:
-        raise InvalidSchedule(f"count={count!r}: give a whole number from 1 to {_MOST}.")
+        raise InvalidSchedule.of("count", count, f"give a whole number from 1 to {_MOST}.")
     canonical = {"every": unit, "count": count}
     if part.get("month") is not None:
         canonical["month"] = _checked_month(unit, part["month"])
@@ -285,12 +284,15 @@ def _span(unit: str, index: int, month: int) -> range:
 
 
 def _parsed_day(unit: str, day: object) -> _Day:
-    refusal = InvalidSchedule(
-        f"day={day!r}: a {unit} has no such day; give a number from 1 (-1 is the last), 'last',"
-        " 'first working', 'last working', '3rd working', '2nd tuesday' or 'last friday'."
+    refusal = InvalidSchedule.of(
+        "day",
+        day,
+        f"a {unit} has no such day; give a number from 1 (-1 is the last), 'last',"
+        " 'first working', 'last working', '3rd working', '2nd tuesday' or 'last"
+        " friday'.",
     )
     if unit == "day":
-        raise InvalidSchedule(f"day={day!r}: every day is meant already; leave it out.")
+        raise InvalidSchedule.of("day", day, "every day is meant already; leave it out.")
     if isinstance(day, int) and not isinstance(day, bool):
         if not 1 <= abs(day) <= _UNITS[unit]:
             raise refusal
@@ -310,14 +312,16 @@ def _parsed_day(unit: str, day: object) -> _Day:
 def _checked_month(unit: str, month: object) -> int:
     most = {"quarter": 3, "year": 12}.get(unit, 0)
     if not most:
-        raise InvalidSchedule(f"month={month!r}: it can stand only where every is quarter or year.")
+        raise InvalidSchedule.of(
+            "month", month, "it can stand only where every is quarter or year."
+        )
     if isinstance(month, bool) or not isinstance(month, int) or not 1 <= month <= most:
-        raise InvalidSchedule(f"month={month!r}: give the month of the {unit}, from 1 to {most}.")
+        raise InvalidSchedule.of("month", month, f"give the month of the {unit}, from 1 to {most}.")
     return month
 
 
 def _second_of_day(text: object) -> int:
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if not found:
-        raise InvalidSchedule(f"time={text!r}: give a time of day as '09:00' or '09:00:30'.")
+        raise InvalidSchedule.of("time", text, "give a time of day as '09:00' or '09:00:30'.")
     return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3] or 0)

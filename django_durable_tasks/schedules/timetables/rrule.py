@@ -128,8 +128,8 @@ def parsed(text: object, setting: TimetableContext) -> Recurrence:
 
 def _lines(text: object) -> list[str]:
     if not isinstance(text, str) or not text.strip():
-        raise InvalidSchedule(
-            f"rrule={text!r}: give a text, for example 'FREQ=MONTHLY;BYDAY=-1FR'."
+        raise InvalidSchedule.of(
+            "rrule", text, "give a text, for example 'FREQ=MONTHLY;BYDAY=-1FR'."
         )
     lines = [
         line.strip().upper() if "TZID" not in line.upper() else line.strip()
@@ -140,7 +140,8 @@ def _lines(text: object) -> list[str]:
         raise InvalidSchedule(
             f"rrule={text[:40]!r}...: {len(text)} characters in {len(lines)} lines; at most"
             f" {MOST_CHARACTERS} characters, {MOST_LINES} lines and {MOST_DATES} values are read."
-            " Give instants or several parts."
+            " Give instants or several parts.",
+            option="rrule",
         )
     return lines
 
@@ -190,7 +191,7 @@ def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
     pairs = [part.partition("=")[::2] for part in text.split(";") if part]
     given = dict(pairs)
     if len(given) < len(pairs) or not given.get("FREQ"):
-        raise InvalidSchedule(f"rrule={text[:80]!r}: each key once, and FREQ among them.")
+        raise InvalidSchedule.of("rrule", text[:80], "each key once, and FREQ among them.")
     values: dict[str, Any] = {"start": reading(start)}
     for key, value in given.items():
         values |= _read(key, value, setting)
@@ -265,7 +266,7 @@ def _check_together(text: str, rule: Rule) -> None:
     }
     for fault, found in faults.items():
         if found:
-            raise InvalidSchedule(f"rrule={text[:80]!r}: {fault}.")
+            raise InvalidSchedule.of("rrule", text[:80], f"{fault}.")
 
 
 def _completed(rule: Rule, start: datetime) -> Rule:

@@ -135,7 +135,7 @@ def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any
     InvalidSchedule.
     """
     if part["solar"] not in tuple(_EVENTS):
-        raise InvalidSchedule(f"solar={part['solar']!r}: give one of {', '.join(_EVENTS)}.")
+        raise InvalidSchedule.of("solar", part["solar"], f"give one of {', '.join(_EVENTS)}.")
     return {
         "solar": part["solar"],
         "latitude": _within("latitude", part.get("latitude"), 90),
@@ -165,5 +165,5 @@ def _within(name: str, value: object, limit: float) -> float:
         or not isinstance(number, int | float)
         or not -limit <= number <= limit
     ):
-        raise InvalidSchedule(f"{name}={value!r}: give a number from {-limit:g} to {limit:g}.")
+        raise InvalidSchedule.of(name, value, f"give a number from {-limit:g} to {limit:g}.")
     return float(number)

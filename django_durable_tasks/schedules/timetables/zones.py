@@ -52,11 +52,11 @@ def zone_name(value: object) -> str:
         else getattr(value, "key", None) or getattr(value, "zone", None)
     )
     if not isinstance(name, str):
-        raise InvalidSchedule(
-            f"timezone={value!r}: give the name of a zone, for example 'Europe/Berlin'."
+        raise InvalidSchedule.of(
+            "timezone", value, "give the name of a zone, for example 'Europe/Berlin'."
         )
     if name not in zone_names():
-        raise InvalidSchedule(f"timezone={name[:60]!r}: {_objection(name[:60])}")
+        raise InvalidSchedule.of("timezone", name[:60], str(_objection(name[:60])))
     return name
 
 
