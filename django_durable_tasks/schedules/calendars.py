@@ -171,7 +171,10 @@ def _audited(calendar: Calendar | None) -> dict[str, Any]:
         return {}
     names = ("name", "description", "working_days", "origin")
     special = business_days(calendar).special
-    days = [[one.day, one.kind, one.until, one.name] for one in special]
+    days = [
+        [special_day.day, special_day.kind, special_day.until, special_day.name]
+        for special_day in special
+    ]
     return {name: getattr(calendar, name) for name in names} | {"days": days}
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Annotated, Any
 
 from django.db import IntegrityError
@@ -29,10 +30,10 @@ from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, tick_plan, writes
-from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun
+from django_durable_tasks.schedules.agenda import Agenda, PlannedRun
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of, check, fire_times_of
-from django_durable_tasks.schedules.timetables.types import Fire
+from django_durable_tasks.schedules.timetables.types import TICK, Fire, walk
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -64,13 +65,9 @@ def meant_fire_time(row: RecurringTask, at: datetime) -> datetime:
     last = end_of(at)
     if last == at:
         return at
-    found = set[datetime]()
     end = last if row.end_time is None else min(last, row.end_time)
-    times = fire_times_of(row)
-    fire = times.next(max(at, row.start_time) - TICK)
-    while fire is not None and fire.nominal <= end and len(found) < _TOO_MANY:
-        found.add(fire.nominal)
-        fire = times.next(fire.nominal)
+    fires = walk(fire_times_of(row), max(at, row.start_time) - TICK, end)
+    meant = {fire.nominal for fire in islice(fires, _TOO_MANY)}
     within = Q(fire_time__range=(at, last))
     # Two conditions, because the unique key serves one and the partial index the other.
     recorded_within = Q(unique_fire_time__range=(at, last)) | (
@@ -78,8 +75,8 @@ def meant_fire_time(row: RecurringTask, at: datetime) -> datetime:
     )
     for rows in (_overrides(row).filter(within), ledger.ledger().filter(recorded_within)):
         fire_times = rows.filter(recurring_task=row.pk).values_list("fire_time", flat=True)
-        found.update(fire_times[:_TOO_MANY])
-    return found.pop() if len(found) == 1 else at
+        meant.update(fire_times[:_TOO_MANY])
+    return meant.pop() if len(meant) == 1 else at
 
 
 def utc(instant: datetime) -> str:
@@ -143,8 +140,8 @@ def recurring() -> RecurringTaskQuerySet:
 
 def locked(row: RecurringTask) -> RecurringTask:
     """Read the row again and lock it with SELECT FOR UPDATE; call it inside ``atomic()``."""
-    found: RecurringTask = recurring().select_for_update().get(pk=row.pk)
-    return found
+    schedule: RecurringTask = recurring().select_for_update().get(pk=row.pk)
+    return schedule
 
 
 @retry_on_deadlock
@@ -662,7 +659,8 @@ def _check(
         raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}", option="fire_time")
     if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
         raise TransitionRefused(
-            f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}."
+            f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}.",
+            option="fire_time",
         )
 
 
@@ -671,7 +669,8 @@ def _refuse_past(row: RecurringTask, when: datetime, now: datetime, field: str) 
     if when <= through:
         raise TransitionRefused(
             f"{field}={when.isoformat()} is past: fire times up to {through.isoformat()} are"
-            " decided. For a run of a past fire time use backfill()."
+            " decided. For a run of a past fire time use backfill().",
+            option=field,
         )
 
 
@@ -683,7 +682,8 @@ def _refuse_recorded(row: RecurringTask, when: datetime) -> None:
     if entry is not None:
         raise TransitionRefused(
             f"fire_time={when.isoformat()} of {row.name!r} is already in the ledger:"
-            f" {entry.outcome}."
+            f" {entry.outcome}.",
+            option="fire_time",
         )
 
 
@@ -714,11 +714,10 @@ def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
             return
         after = first.at + _DAY - TICK
         counted = agenda.count(first.at - TICK, after)
-        number, run = counted.number, None if counted.exact else first
-        if run is not None:
-            number = 0
-        while run is not None and run.at <= after and number <= most:
-            number, run = number + 1, agenda.next(run.at)
+        number = counted.number
+        if not counted.exact:
+            runs = walk(agenda, first.at - TICK, after)
+            number = sum(1 for _run in islice(runs, most + 1))
         if number > most:
             raise InvalidSchedule(
                 f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"

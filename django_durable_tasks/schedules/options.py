@@ -57,14 +57,14 @@ def _call_options(option: str, value: Any) -> dict[str, Any]:
     """Return the options of each run's call; raises an error for options that the schedule itself
     sets.
     """
-    found = _dict(option, value)
+    options = _dict(option, value)
     for own in _OWN:
-        if own in found:
+        if own in options:
             raise InvalidOption(
                 f"{option} holds {own!r}: each run has its own from the schedule; leave it out.",
                 option=option,
             )
-    return found
+    return options
 
 
 def _dict(option: str, value: Any) -> dict[str, Any]:
@@ -143,19 +143,19 @@ def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False
         if option not in known:
             hint = did_you_mean(option, known) or f"It has: {', '.join(sorted(known))}."
             raise InvalidOption(f"A recurring task has no option {option!r}. {hint}")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for option, check in _CHECKS.items():
         if option in given:
             value, column = given[option], COLUMNS.get(option, option)
-            found[column] = None if value is None and option in NULLABLE else check(option, value)
-    found |= _jitter(given["jitter"]) if "jitter" in given else {}
+            values[column] = None if value is None and option in NULLABLE else check(option, value)
+    values |= _jitter(given["jitter"]) if "jitter" in given else {}
     parts = _parts(given)
     if parts is not None:
-        zone = found.get("time_zone", "UTC")
+        zone = values.get("time_zone", "UTC")
         timetable = checked_parts(parts, zone=zone, seed=name, allow_never=may_never_fire)
         alone = timetable[0].get("interval") if len(timetable) == 1 else None
-        found |= {"timetable": timetable, "interval_seconds": alone}
-    return found
+        values |= {"timetable": timetable, "interval_seconds": alone}
+    return values
 
 
 def _parts(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -179,7 +179,9 @@ def _values(kind: str, value: Any) -> list[Any]:
     """
     several = list(value) if isinstance(value, list | tuple) else [value]
     if kind == "at":
-        return [[one.isoformat() if isinstance(one, datetime) else one for one in several]]
+        return [
+            [moment.isoformat() if isinstance(moment, datetime) else moment for moment in several]
+        ]
     return several
 
 

@@ -189,18 +189,18 @@ def calendars_of(rows: Sequence[AnySchedule], also: Iterable[str] = ()) -> Calen
     """Return the calendars that these rows refer to, and those named ``also``; no statement if
     there is none.
     """
-    found = Calendars(rows)
+    calendars = Calendars(rows)
     names = {name for row in rows for name in row.calendars}.union(also)
     if names:
         versions = Calendar.objects.using(tables.database()).filter(name__in=names)
         columns = versions.values_list("tenant_id", "name", "pk", "revision", "updated_at")
-        found.update(
+        calendars.update(
             {
                 (tenant, name): (pk, revision, changed)
                 for tenant, name, pk, revision, changed in columns
             }
         )
-    return found
+    return calendars
 
 
 @readable
@@ -277,21 +277,21 @@ def _times(row: AnySchedule, days: BusinessDays | None) -> Timetable:
 def _overrides(row_ids: Collection[uuid.UUID]) -> dict[uuid.UUID, list[Override]]:
     everything = OccurrenceOverride.objects.using(tables.database())
     rows = tables.with_ids(everything, "recurring_task_id", row_ids)
-    found: dict[uuid.UUID, list[Override]] = {}
+    overrides: dict[uuid.UUID, list[Override]] = {}
     columns = rows.values_list("recurring_task_id", "fire_time", "action", "move_to", "reason")
     for row, fire_time, action, move_to, reason in columns:
-        found.setdefault(row, []).append(Override(fire_time, action, move_to, reason))
-    return found
+        overrides.setdefault(row, []).append(Override(fire_time, action, move_to, reason))
+    return overrides
 
 
 def _business_days(version: Version) -> BusinessDays:
-    found = _days.get(version)
-    if found is None:
+    days = _days.get(version)
+    if days is None:
         if len(_days) > _MAX_CALENDARS:
             _days.clear()
         calendar = Calendar.objects.using(tables.database()).get(pk=version[0])
-        found = _days[version] = business_days(calendar)
-    return found
+        days = _days[version] = business_days(calendar)
+    return days
 
 
 def business_days(calendar: Calendar) -> BusinessDays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.option_values import seconds
-from django_durable_tasks.schedules.timetables.types import Count, Fire, OpenDays, TimetableContext
+from django_durable_tasks.schedules.timetables.types import (
+    BothWays,
+    Count,
+    Direction,
+    Fire,
+    OpenDays,
+    TimetableContext,
+)
 from django_durable_tasks.schedules.timetables.wall_times import (
     BoundedWallTimes,
     DailyWallTimes,
@@ -28,20 +35,14 @@ MOST_INSTANTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Instants:
+class Instants(BothWays[Fire]):
     """Fires at each of the moments (aware, UTC, ascending, distinct)."""
 
     moments: tuple[datetime, ...]
 
-    def next(self, after: datetime) -> Fire | None:
-        """Return the first moment strictly after; None after the last."""
-        place = bisect_right(self.moments, after)
-        return Fire(self.moments[place]) if place < len(self.moments) else None
-
-    def previous(self, before: datetime) -> Fire | None:
-        """Return the last moment strictly before; None before the first."""
-        place = bisect_left(self.moments, before)
-        return Fire(self.moments[place - 1]) if place else None
+    def step(self, moment: datetime, way: Direction) -> Fire | None:
+        place = way.place(self.moments, moment)
+        return None if place is None else Fire(self.moments[place])
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of moments in (after, until]."""
@@ -300,13 +301,13 @@ def _parsed_day(unit: str, day: object) -> _Day:
     text = day.strip().lower() if isinstance(day, str) else ""
     if text in _WEEKDAYS and unit == "week":
         return _Day(1, text)
-    found = _DAY_TEXT.fullmatch(text)
-    if not found:
+    match = _DAY_TEXT.fullmatch(text)
+    if not match:
         raise refusal
-    number = {"first": 1, "last": -1}.get(found[1]) or int(found[1][:-2])
+    number = {"first": 1, "last": -1}.get(match[1]) or int(match[1][:-2])
     if not 1 <= abs(number) <= _UNITS[unit]:
         raise refusal
-    return _Day(number, found[2] or "day")
+    return _Day(number, match[2] or "day")
 
 
 def _checked_month(unit: str, month: object) -> int:
@@ -321,7 +322,7 @@ def _checked_month(unit: str, month: object) -> int:
 
 
 def _second_of_day(text: object) -> int:
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    if not found:
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if not match:
         raise InvalidSchedule.of("time", text, "give a time of day as '09:00' or '09:00:30'.")
-    return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3] or 0)
+    return int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3] or 0)
