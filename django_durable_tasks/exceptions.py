@@ -21,7 +21,9 @@ class DurableTasksError(Exception):
     @classmethod
     def of(cls, option: str, value: object, remedy: str) -> Self:
         """Return the error of a value that an option cannot have."""
-        return cls(f"{option}={value!r}: {remedy}", option=option)
+        error = cls(f"{option}={value!r}: {remedy}")
+        error.option = option  # an error with data of its own has no such argument
+        return error
 
 
 @contextmanager
