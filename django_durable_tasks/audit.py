@@ -167,10 +167,10 @@ _TASK_COLUMNS = (
 
 def task_values(row: Task) -> dict[str, Any]:
     """Return the columns that operations change; secrets are masked."""
-    found = {name: getattr(row, name) for name in _TASK_COLUMNS}
+    values = {name: getattr(row, name) for name in _TASK_COLUMNS}
     if row.encryption_key is None:
-        return found | masked_arguments(row.name, row.args, row.kwargs)
-    return found | {name: encrypted_mark(undecrypted(row, name)) for name in ("args", "kwargs")}
+        return values | masked_arguments(row.name, row.args, row.kwargs)
+    return values | {name: encrypted_mark(undecrypted(row, name)) for name in ("args", "kwargs")}
 
 
 def encrypted_mark(value: Any) -> str:
@@ -218,8 +218,8 @@ _ENTRY_COLUMNS = (
 
 def audit_entries() -> AuditEntryQuerySet:
     """Return a queryset of all entries, without the guard against writes."""
-    found: AuditEntryQuerySet = AuditEntry.objects.using(tables.database())
-    return found.unguarded()
+    entries: AuditEntryQuerySet = AuditEntry.objects.using(tables.database())
+    return entries.unguarded()
 
 
 _collected: ContextVar[list[AuditEntry] | None] = ContextVar("durable_tasks_entries", default=None)
@@ -373,22 +373,22 @@ class AuditRecorder:
         ]
 
     def _of_rows(self) -> list[AuditEntry]:
-        found = []
+        subjects = []
         for tenant_id in dict.fromkeys(tenant for _key, tenant in self._rows):
             ids = [str(key) for key, tenant in self._rows if tenant == tenant_id]
             alone = ids[0] if len(ids) == 1 else ""
             listed = [] if alone else ids[:IDS_MAX]
-            found.append(
+            subjects.append(
                 self._entry(
                     tenant_id, self._rows_type, alone, len(ids), listed, self._before, self._after
                 )
             )
-        return found
+        return subjects
 
     def _of_tasks(self) -> list[AuditEntry]:
         if len(self._tasks) == 1:
             return self._of_one_task()
-        found = []
+        subjects = []
         for tenant_id in sorted({owner for owner, _status in self._tasks.values()}):
             these = {
                 task_id: value for task_id, value in self._tasks.items() if value[0] == tenant_id
@@ -396,10 +396,10 @@ class AuditRecorder:
             old, new = self._statuses(these)
             ids = [str(task_id) for task_id in list(these)[:IDS_MAX]]
             after = {"status": new, **self._after}
-            found.append(
+            subjects.append(
                 self._entry(tenant_id, "task", "", len(these), ids, {"status": old}, after)
             )
-        return found
+        return subjects
 
     def _of_one_task(self) -> list[AuditEntry]:
         ((task_id, (tenant_id, _status)),) = self._tasks.items()
@@ -553,10 +553,10 @@ def of_task(task: Task, limit: int = SHOWN) -> list[AuditEntry]:
         about |= Q(object_type="dead letter", object_id__in=ids)
     if task.workflow_id is not None:
         about |= Q(object_type="workflow run", object_id=str(task.workflow_id))
-    found = list(audit_entries().filter(about).order_by("-pk")[:limit])
+    entries = list(audit_entries().filter(about).order_by("-pk")[:limit])
     sets = audit_entries().of_object("task", "").for_tenant(task.tenant_id)
-    found += _with_id(sets, str(task.pk)).order_by("-pk")[:limit]
-    return sorted(found, key=lambda entry: -entry.pk)[:limit]
+    entries += _with_id(sets, str(task.pk)).order_by("-pk")[:limit]
+    return sorted(entries, key=lambda entry: -entry.pk)[:limit]
 
 
 def prune_audit(now: datetime, limit: int) -> int:

@@ -160,9 +160,10 @@ def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> Durable
     _check_function(function)
     base = given.get("base") or DurableTask
     if not (isinstance(base, type) and issubclass(base, DurableTask)):
-        raise InvalidOption(
-            f"base={base!r}: derive it from django_durable_tasks.celery.task.DurableTask instead of"
-            " Celery's Task."
+        raise InvalidOption.of(
+            "base",
+            base,
+            "derive it from django_durable_tasks.celery.task.DurableTask instead of Celery's Task.",
         )
     given = endings.with_those_of_base(base, given)
     ours = {key: value for key, value in given.items() if key in TASK_OPTIONS and key != "name"}

@@ -5,12 +5,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
 
 class DurableTasksError(Exception):
     """An operation of django_durable_tasks was refused or failed."""
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", *, option: str = "") -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
+        # The option, argument or field that was refused; "" if it is not a single one.
+        self.option = option
+
+    @classmethod
+    def of(cls, option: str, value: object, remedy: str) -> Self:
+        """Return the error of a value that an option cannot have."""
+        error = cls(f"{option}={value!r}: {remedy}")
+        error.option = option  # an error with data of its own has no such argument
+        return error
+
+
+@contextmanager
+def about(option: str) -> Iterator[None]:
+    """Give the errors of a block, or of a function that it decorates, the name of the option."""
+    try:
+        yield
+    except DurableTasksError as refused:
+        refused.option = refused.option or option
+        raise
 
 
 class InvalidOption(DurableTasksError, ValueError):

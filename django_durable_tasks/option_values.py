@@ -19,7 +19,7 @@ def chosen(option: str, value: object, names: type[StrEnum]) -> str:
     if isinstance(value, str) and value in set(names):
         return str(value)
     hint = did_you_mean(str(value).upper(), map(str, names))
-    raise InvalidOption(f"{option}={value!r}: give one of {', '.join(names)}. {hint}".strip())
+    raise InvalidOption.of(option, value, f"give one of {', '.join(names)}. {hint}".strip())
 
 
 # Seconds: the longest duration that every database can add to its current time.
@@ -30,11 +30,11 @@ def seconds(name: str, value: object, *, minimum: float = 0.0) -> float:
     """Return the duration in seconds; raises InvalidOption with the name of the option."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
-        raise InvalidOption(f"{name}={value!r}: give a number of seconds or a timedelta.")
+        raise InvalidOption.of(name, value, "give a number of seconds or a timedelta.")
     if number < minimum:
-        raise InvalidOption(f"{name}={value!r}: it must be {minimum:g} seconds or more.")
+        raise InvalidOption.of(name, value, f"it must be {minimum:g} seconds or more.")
     if number > LONGEST:
-        raise InvalidOption(f"{name}={value!r}: it must be a hundred years or less.")
+        raise InvalidOption.of(name, value, "it must be a hundred years or less.")
     return float(number)
 
 
@@ -46,11 +46,12 @@ def maybe_seconds(name: str, value: object, *, minimum: float = 0.0) -> float | 
 def instant(name: str, value: object) -> datetime:
     """Return the aware datetime; raises InvalidOption for a naive one and for anything else."""
     if not isinstance(value, datetime):
-        raise InvalidOption(f"{name}={value!r}: give an aware datetime.")
+        raise InvalidOption.of(name, value, "give an aware datetime.")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidOption(
             f"{name}={value!r} is naive: give it a time zone, for example"
-            " datetime.datetime.now(datetime.UTC)."
+            " datetime.datetime.now(datetime.UTC).",
+            option=name,
         )
     return value
 
@@ -115,23 +116,23 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/<>-]{1,200}\Z")
 def checked_name(option: str, value: object) -> str:
     """Return a task or queue name; raises InvalidOption."""
     if not isinstance(value, str) or not _NAME.match(value):
-        raise InvalidOption(
-            f"{option}={value!r}: give 1 to 200 characters of A-Z a-z 0-9 _ . : / -"
-        )
+        raise InvalidOption.of(option, value, "give 1 to 200 characters of A-Z a-z 0-9 _ . : / -")
     return value
 
 
 def checked_key(option: str, value: object) -> str:
     """Return a key of at most 200 printable characters; raises InvalidOption."""
     if not isinstance(value, str) or not value or not value.isprintable():
-        raise InvalidOption(f"{option}={value!r}: give a non-empty string of printable characters.")
+        raise InvalidOption.of(option, value, "give a non-empty string of printable characters.")
     if len(value) > KEY_MAX:
-        raise InvalidOption(f"{option} has {len(value)} characters, at most {KEY_MAX} are allowed.")
+        raise InvalidOption(
+            f"{option} has {len(value)} characters, at most {KEY_MAX} are allowed.", option=option
+        )
     return value
 
 
 def checked_count(option: str, value: object, low: int, high: int) -> int:
     """Return a whole number in the range; raises InvalidOption."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidOption(f"{option}={value!r}: give a whole number from {low} to {high}.")
+        raise InvalidOption.of(option, value, f"give a whole number from {low} to {high}.")
     return value

@@ -406,7 +406,7 @@ def permitted(
     """Return the operation with this name. Raises Http404, and PermissionDenied for a user who may
     not perform it or not view the rows.
     """
-    operation = next((one for one in offered if one.name == name), None)
+    operation = next((offer for offer in offered if offer.name == name), None)
     if operation is None:
         raise Http404("There is no such operation.")
     if not model_admin.has_view_permission(request) or not model_admin.permits(request, operation):
@@ -434,8 +434,12 @@ def page_of_row(
         values={"mode": mode.name} if mode else {},
         address=f"{request.path}?mode={mode.name}" if mode else request.path,
         tabs=[
-            {"title": one.title, "address": f"{request.path}?mode={one.name}", "here": one is mode}
-            for one in operation.modes
+            {
+                "title": other.title,
+                "address": f"{request.path}?mode={other.name}",
+                "here": other is mode,
+            }
+            for other in operation.modes
         ],
     )
 
@@ -444,7 +448,7 @@ def respond(model_admin: Any, request: HttpRequest, page: OperationPage) -> Http
     """Show the form of the operation, or what it would change, and perform it when that is
     confirmed.
     """
-    arguments = [one for one in page.operation.fields if one.name not in page.values]
+    arguments = [argument for argument in page.operation.fields if argument.name not in page.values]
     if arguments or not page.operation.dry_run:
         return _respond_with_form(model_admin, request, page, arguments)
     return _respond_with_preview(model_admin, request, page)
@@ -457,7 +461,11 @@ def _respond_with_form(
     button. Links prefill the form by their query string.
     """
     operation, posted = page.operation, request.method == "POST"
-    linked = {one.name: request.GET[one.name] for one in arguments if one.name in request.GET}
+    linked = {
+        argument.name: request.GET[argument.name]
+        for argument in arguments
+        if argument.name in request.GET
+    }
     initial = {"request_id": uuid.uuid4(), **linked}
     form = form_class(operation, arguments)(request.POST if posted else None, initial=initial)
     in_zone(form, page.zone)

@@ -21,13 +21,11 @@ from django.utils.translation import ngettext
 
 from django_durable_tasks.admin import actions, display, filters, staff_tenants
 from django_durable_tasks.admin.actions import reason_field
-from django_durable_tasks.admin.fields import EditForm, refuse
+from django_durable_tasks.admin.fields import NamedRowForm
 from django_durable_tasks.admin.readonly import OwnFormAdmin, section
-from django_durable_tasks.admin.staff_tenants import is_default_only
 from django_durable_tasks.choices import DayKind, SpecialDay
-from django_durable_tasks.exceptions import DurableTasksError, InvalidCalendar
+from django_durable_tasks.exceptions import InvalidCalendar
 from django_durable_tasks.models import (
-    DEFAULT_TENANT_ID,
     Calendar,
     RecurringTask,
     Tenant,
@@ -109,7 +107,9 @@ def months_of(days: BusinessDays, year: int) -> list[dict[str, Any]]:
     """Return the months of a year: their names and weeks of cells; a cell outside of the month is
     None.
     """
-    special = {one.day: one for one in days.special if one.day.year == year}
+    special = {
+        special_day.day: special_day for special_day in days.special if special_day.day.year == year
+    }
     return [
         {
             "name": f"{MONTHS[month]} {year}",
@@ -148,13 +148,12 @@ _WEEK = [(day + 1, WEEKDAYS[day]) for day in calendar.Calendar().iterweekdays()]
 _YEARS_AHEAD = 4
 
 
-class CalendarForm(EditForm):
+class CalendarForm(NamedRowForm):
     """A calendar. The fields of IMPORTED are used by the import button and never saved."""
 
     name = forms.CharField(
         max_length=200, help_text=_("Schedules refer to this name. It cannot be changed later.")
     )
-    tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
     description = forms.CharField(required=False, max_length=500)
     working_days = forms.TypedMultipleChoiceField(
         choices=_WEEK,
@@ -203,7 +202,6 @@ class CalendarForm(EditForm):
         row: Calendar | None = None,
         days: Sequence[SpecialDay] = (),
     ) -> None:
-        self.row = row
         this_year = display.today().year
         initial: dict[str, Any] = {"first_year": this_year, "last_year": this_year + _YEARS_AHEAD}
         if row is not None:
@@ -211,14 +209,7 @@ class CalendarForm(EditForm):
                 name: getattr(row, name) for name in ("description", "working_days", "origin")
             }
             initial["days"] = written(days)
-        super().__init__(data, files, initial=initial)
-        if row is not None or is_default_only(tenants):
-            del self.fields["tenant"]
-        else:
-            self.fields["tenant"].queryset = tenants  # type: ignore[attr-defined]
-        if row is not None:
-            del self.fields["name"]
-        self.compare_with(row, row.revision if row else "")
+        super().__init__(data, files, tenants=tenants, row=row, initial=initial)
 
     def own(self) -> list[forms.BoundField]:
         """Return the fields that are saved."""
@@ -250,21 +241,16 @@ class CalendarForm(EditForm):
     def value(self) -> BusinessDays:
         """Return the open days of the form; raises InvalidCalendar."""
         cleaned = self.cleaned_data
-        name = self.row.name if self.row else cleaned["name"]
         return BusinessDays(
-            name=name, working_days=tuple(cleaned["working_days"]), special=tuple(cleaned["days"])
+            name=self.name_of(cleaned),
+            working_days=tuple(cleaned["working_days"]),
+            special=tuple(cleaned["days"]),
         )
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of ``calendars.upsert``."""
-        cleaned, row = self.cleaned_data, self.row
-        tenant = row.tenant_id if row else getattr(cleaned.get("tenant"), "pk", DEFAULT_TENANT_ID)
-        return {
-            "name": row.name if row else cleaned["name"],
-            "tenant": tenant,
-            "days": cleaned["days"],
-            **{name: cleaned[name] for name in ("working_days", "description", "origin")},
-        }
+        names = ("days", "working_days", "description", "origin")
+        return self.identity() | {name: self.cleaned_data[name] for name in names}
 
     # Import ---------------------------------------------------------------------------------------
 
@@ -288,9 +274,7 @@ class CalendarForm(EditForm):
                 )
             )
         except InvalidCalendar as refused:
-            self.add_error(
-                "first_year" if str(refused).startswith("years=") else source, str(refused)
-            )
+            self.add_error("first_year" if refused.option == "years" else source, str(refused))
             return None
         return taken_in(cleaned["days"], imported)
 
@@ -377,18 +361,18 @@ class CalendarAdmin(OwnFormAdmin):
             context["problem"] = str(broken)
         else:
             context["months"] = months_of(days, year)
-            context["special"] = [one for one in days.special if one.day.year == year]
+            context["special"] = [item for item in days.special if item.day.year == year]
         keys = calendars.naming(row.name, row.tenant_id)
         schedules = RecurringTask.objects.using(row._state.db).filter(
             pk__in=keys[:_SCHEDULES_SHOWN]
         )
         context["followers"] = [
             {
-                "name": one.name,
-                "status": display.badge(f"schedule-{one.status}", one.status),
-                "url": display.page_of("recurringtask", one.pk),
+                "name": item.name,
+                "status": display.badge(f"schedule-{item.status}", item.status),
+                "url": display.page_of("recurringtask", item.pk),
             }
-            for one in schedules.order_by("name").only("name", "status")
+            for item in schedules.order_by("name").only("name", "status")
         ]
         context["unshown"] = max(0, len(keys) - _SCHEDULES_SHOWN)
         context["buttons"] = self.edit_buttons(request, row, "Edit or import dates…")
@@ -399,52 +383,40 @@ class CalendarAdmin(OwnFormAdmin):
 
     # The page that adds or edits a calendar, with imported dates and a year at a glance -----------
 
-    def edit_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
-        """Show the form of a calendar, import dates into it, and save it."""
-        row = self.row_to_edit(request, object_id)
-        tenants = staff_tenants.offered(request)
-        posted = (request.POST, request.FILES) if request.method == "POST" else ()
-        days = business_days(row).special if row else ()
-        form = CalendarForm(*posted, row=row, tenants=tenants, days=days)
-        taken = None
-        if posted and form.is_valid() and not self.refuse_name_in_use(request, form):
-            if "_take" in request.POST:
-                taken = form.take_in()
-                if taken is not None:  # the imported dates are not saved yet
-                    data = request.POST.copy()
-                    data["days"], data["origin"] = written(taken.days), form.source()
-                    form = CalendarForm(data, row=row, tenants=tenants)
-                    form.is_valid()
-            elif "_look" not in request.POST and (saved := self._saved(request, form)):
-                number = len(calendars.naming(saved.name, saved.tenant_id))
-                effect = ngettext("%d schedule uses it.", "%d schedules use it.", number) % number
-                message = f"Calendar {saved.name} is saved. {effect}"
-                return self.saved_response(request, saved, form, message)
-        context: dict[str, Any] = {"taken": taken, "months": []}
-        if taken is not None:
-            context["added"] = taken.added[:_DATES_SHOWN]
-            context["changed"] = taken.changed[:_DATES_SHOWN]
-        if posted and not form.errors:
-            # This year, or the first one of the imported dates.
-            year = display.today().year
-            years = {one.day.year for one in taken.added} if taken else set()
-            context["year"] = year if not years or year in years else min(years)
-            context["months"] = months_of(form.value(), context["year"])
-        return self.form_page(request, form, **context)
+    previews = frozenset({"_look", "_take"})
 
-    def _saved(self, request: HttpRequest, form: CalendarForm) -> Calendar | None:
-        """Save the calendar; None if it was refused, which the form shows."""
+    def edit_form(self, request: HttpRequest, *posted: Any, **options: Any) -> CalendarForm:
+        row = options["row"]
+        return CalendarForm(*posted, **options, days=business_days(row).special if row else ())
+
+    def preview(self, request: HttpRequest, form: CalendarForm) -> dict[str, Any]:
+        """Return a year at a glance, with imported dates if these are requested."""
+        taken, context = None, dict[str, Any]()
+        if "_take" in request.POST and (taken := form.take_in()):
+            # The imported dates are not saved yet.
+            data = request.POST.copy()
+            data["days"], data["origin"] = written(taken.days), form.source()
+            form = CalendarForm(data, row=form.row, tenants=staff_tenants.offered(request))
+            form.is_valid()
+            added, changed = taken.added[:_DATES_SHOWN], taken.changed[:_DATES_SHOWN]
+            context = {"form": form, "taken": taken, "added": added, "changed": changed}
+        if form.errors:
+            return context
+        # This year, or the first one of the imported dates.
+        year = display.today().year
+        years = {special.day.year for special in taken.added} if taken else set()
+        year = year if not years or year in years else min(years)
+        return {**context, "year": year, "months": months_of(form.value(), year)}
+
+    def save_row(self, request: HttpRequest, form: CalendarForm) -> tuple[Any, str]:
         values = form.keywords()
-        revision = form.row.revision if form.row else None
-        try:
-            saved: Calendar = calendars.upsert.perform(
-                values.pop("name"),
-                by=actions.who(request),
-                reason=form.cleaned_data["reason"],
-                revision=revision,
-                **values,
-            ).value
-        except DurableTasksError as refused:
-            refuse(form, refused)
-            return None
-        return saved
+        saved: Calendar = calendars.upsert.perform(
+            values.pop("name"),
+            by=actions.who(request),
+            reason=form.cleaned_data["reason"],
+            revision=form.row.revision if form.row else None,
+            **values,
+        ).value
+        number = len(calendars.naming(saved.name, saved.tenant_id))
+        effect = ngettext("%d schedule uses it.", "%d schedules use it.", number) % number
+        return saved, f"Calendar {saved.name} is saved. {effect}"

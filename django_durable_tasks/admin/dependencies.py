@@ -102,7 +102,7 @@ def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
                 actions.remember(task_admin, request, [task.pk], entry)
                 model_admin.message_user(request, message)
                 return HttpResponseRedirect(display.page_of("task", task.pk))
-            known = {one.pk: one for one in pair}
+            known = {row.pk: row for row in pair}
             shown = {
                 "previewed": True,
                 "below_link": dependencies_cell.task_link(task.pk, known),

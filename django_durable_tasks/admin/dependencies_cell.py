@@ -44,12 +44,12 @@ def of_tasks(keys: Iterable[uuid.UUID]) -> dict[uuid.UUID, DependencyWaits]:
             number=Window(Count("*"), **each),
         )
     )
-    found: dict[uuid.UUID, DependencyWaits] = defaultdict(DependencyWaits)
+    waits: dict[uuid.UUID, DependencyWaits] = defaultdict(DependencyWaits)
     rows: Any = held.filter(place__lte=SHOWN).order_by("task", "id")
     for edge in rows:
-        found[edge.task_id].edges.append(edge)
-        found[edge.task_id].number = edge.number
-    return found
+        waits[edge.task_id].edges.append(edge)
+        waits[edge.task_id].number = edge.number
+    return waits
 
 
 def named(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
@@ -59,10 +59,10 @@ def named(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
     known_keys = {key for key in keys if key is not None}
     if not known_keys:
         return {}
-    found: dict[uuid.UUID, Task] = (
+    tasks: dict[uuid.UUID, Task] = (
         Task.objects.using(conf.settings().DATABASE).only(*_NAMED).in_bulk(known_keys)
     )
-    return found
+    return tasks
 
 
 def title(task: Task) -> str:

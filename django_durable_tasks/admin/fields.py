@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime, timedelta, tzinfo
 from difflib import ndiff
 from typing import TYPE_CHECKING, Any, cast
@@ -13,13 +14,16 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core import signing
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.http import QueryDict
 from django.utils import timezone
 from django.utils.functional import cached_property
 
 from django_durable_tasks.admin.display import instant
+from django_durable_tasks.admin.staff_tenants import is_default_only
+from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
 from django_durable_tasks.host_clock import host_now
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.schedules.timetables import zones
 
 # Form fields: JSON of one type, and an instant in a schedule's zone; and the assignment of errors
@@ -43,15 +47,15 @@ class JsonField(forms.CharField):
         """Return the value; refuses invalid JSON, and a value of another type."""
         text = super().clean(value)
         try:
-            found = json.loads(text or ("[]" if self.kind is list else "{}"))
+            data = json.loads(text or ("[]" if self.kind is list else "{}"))
         except RecursionError:
             raise forms.ValidationError("This is nested too deep.") from None
         except ValueError as error:
             raise forms.ValidationError(f"This is not JSON: {error}") from None
-        if not isinstance(found, self.kind):
+        if not isinstance(data, self.kind):
             expected = "a list: [1, 2]" if self.kind is list else 'an object: {"name": 1}'
             raise forms.ValidationError(f"Give {expected}")
-        return found
+        return data
 
 
 class InstantField(forms.CharField):
@@ -73,16 +77,16 @@ class InstantField(forms.CharField):
         if not text:
             return None
         try:
-            found = datetime.fromisoformat(text)
+            moment = datetime.fromisoformat(text)
         except ValueError:
             message = (
                 "Give a time as 2026-03-08 02:30, or with its offset as 2026-03-08T02:30:00-05:00."
             )
             raise forms.ValidationError(message) from None
-        if found.tzinfo is not None:
-            return found
+        if moment.tzinfo is not None:
+            return moment
         zone = zones.zone(self.zone) if self.zone else timezone.get_current_timezone()
-        return _of_wall_time(found, zone)
+        return _of_wall_time(moment, zone)
 
 
 class SplitInstantField(forms.SplitDateTimeField):
@@ -127,12 +131,10 @@ def in_zone(form: forms.Form, zone: str | None) -> None:
             field.zone = zone
 
 
-def refuse(form: forms.Form, refused: Exception) -> None:
-    """Add an error to the field that its text names first (``pace='x': give …``), otherwise to the
-    form.
-    """
-    name = str(refused).partition("=")[0].strip()
-    form.add_error(name if name in form.fields else None, str(refused))
+def refuse(form: forms.Form, refused: DurableTasksError) -> None:
+    """Add an error to the field of the option that was refused, otherwise to the form."""
+    option = "args" if isinstance(refused, InvalidArguments) else refused.option
+    form.add_error(option if option in form.fields else None, str(refused))
 
 
 # Optimistic locking of edit forms: a form contains the signed values that it showed, which are
@@ -255,7 +257,7 @@ class EditForm(forms.Form):
                 sentence += f" Your value {_quoted(mine)} is kept in the form."
             # Write the present value as a browser would send it.
             elif isinstance(now, list):
-                merged.setlist(key, [str(one) for one in now])
+                merged.setlist(key, [str(item) for item in now])
             elif now is None or now is False:
                 merged.pop(key, None)
             else:
@@ -265,6 +267,43 @@ class EditForm(forms.Form):
         if sentences:
             self.data = merged
         return sentences
+
+
+class NamedRowForm(EditForm):
+    """The form of a row that its tenant and its name identify, which cannot be changed later."""
+
+    name = forms.CharField(max_length=200)
+    tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
+
+    def __init__(
+        self,
+        data: Any,
+        files: Any,
+        *,
+        tenants: QuerySet[Tenant],
+        row: Any,
+        initial: dict[str, Any],
+        without: Iterable[str] = (),
+    ) -> None:
+        self.row = row
+        super().__init__(data, files, initial=initial)
+        for name in (*without, *(("name",) if row else ())):
+            del self.fields[name]
+        if row is not None or is_default_only(tenants):
+            del self.fields["tenant"]
+        else:
+            self.fields["tenant"].queryset = tenants  # type: ignore[attr-defined]
+        self.compare_with(row, row.revision if row else "")
+
+    def name_of(self, cleaned: dict[str, Any]) -> str:
+        """Return the name of the row."""
+        return str(self.row.name if self.row else cleaned.get("name", ""))
+
+    def identity(self) -> dict[str, Any]:
+        """Return the name and the tenant of the row."""
+        cleaned, row = self.cleaned_data, self.row
+        tenant = row.tenant_id if row else getattr(cleaned.get("tenant"), "pk", DEFAULT_TENANT_ID)
+        return {"name": self.name_of(cleaned), "tenant": tenant}
 
 
 class EditModelForm(EditForm, _ModelForm):
@@ -294,9 +333,9 @@ def _difference(was: Any, now: Any) -> str:
     if not (isinstance(was, str) and isinstance(now, str) and len(was) + len(now) > _SHOWN):
         return f"was {_quoted(was)}, is now {_quoted(now)}"
     words = {"+": "added", "-": "removed"}
-    found = [line for line in ndiff(was.splitlines(), now.splitlines()) if line[0] in words]
-    shown = ", ".join(f"{words[line[0]]} {_quoted(line[2:])}" for line in found[:_LINES])
-    more = len(found) - _LINES
+    changed = [line for line in ndiff(was.splitlines(), now.splitlines()) if line[0] in words]
+    shown = ", ".join(f"{words[line[0]]} {_quoted(line[2:])}" for line in changed[:_LINES])
+    more = len(changed) - _LINES
     return f"{shown} and {more} more lines" if more > 0 else shown
 
 

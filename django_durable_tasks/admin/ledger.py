@@ -31,7 +31,10 @@ class OutcomeFilter(filters.AmongNewestFilter):
     of_one = ("schedule",)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("unrun", _("missed or skipped")), *((one.value, one.value) for one in FireOutcome)]
+        return [
+            ("unrun", _("missed or skipped")),
+            *((outcome.value, outcome.value) for outcome in FireOutcome),
+        ]
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the entries with this outcome."""

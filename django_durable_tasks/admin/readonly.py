@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import actions, display, filters, staff_tenants
-from django_durable_tasks.admin.fields import SplitInstantField
+from django_durable_tasks.admin.fields import NamedRowForm, SplitInstantField, refuse
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.exceptions import DurableTasksError
@@ -240,7 +240,7 @@ class DurableModelAdmin(_ModelAdmin):
         """Return the column of a name in ``list_display`` or ``fieldsets``."""
         if not isinstance(name, str) or hasattr(self, name):
             return name
-        field = next((one for one in self.opts.concrete_fields if one.name == name), None)
+        field = next((column for column in self.opts.concrete_fields if column.name == name), None)
         if field is None or not display.has_column(field):
             return name
         return display.column_of(field, self.labels.get(name))
@@ -356,8 +356,8 @@ class DurableModelAdmin(_ModelAdmin):
         Since 6.1 Django passes ``action_location``, the list or the page of a row.
         """
         location = {} if action_location is None else {"action_location": action_location}
-        given: list[Any] = [one for one in self.actions or () if callable(one)]
-        needed = {one.__name__: one.operation for one in given}
+        given: list[Any] = [declared for declared in self.actions or () if callable(declared)]
+        needed = {declared.__name__: declared.operation for declared in given}
         return {
             name: action
             for name, action in super().get_actions(request, **location).items()
@@ -399,6 +399,8 @@ class OwnFormAdmin(DurableModelAdmin):
 
     noun: ClassVar[str]
     """The name of such a row in titles and messages."""
+    previews: ClassVar[frozenset[str]] = frozenset({"_look"})
+    """The buttons of the page that save nothing."""
 
     def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
         name = self.opts.model_name
@@ -407,7 +409,41 @@ class OwnFormAdmin(DurableModelAdmin):
         yield from super().pages()
 
     def edit_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
-        """Show the form of a row, or of a new one, and save it."""
+        """Show the form of a row or of a new one, show what it would do, and save it."""
+        row = self.row_to_edit(request, object_id)
+        posted = (request.POST, request.FILES) if request.method == "POST" else ()
+        form = self.edit_form(request, *posted, row=row, tenants=staff_tenants.offered(request))
+        context: dict[str, Any] = {}
+        if posted and form.is_valid() and not self.refuse_name_in_use(request, form):
+            try:
+                if self.previews.isdisjoint(request.POST):
+                    saved, message = self.save_row(request, form)
+                    actions.remember(self, request, [saved.pk], form.summary())
+                    self.message_user(request, message)
+                    page = display.page_of(str(self.opts.model_name), saved.pk)
+                    may_view = self.has_view_permission(request)
+                    return HttpResponseRedirect(page if may_view else request.path)
+                context = self.preview(request, form)
+            except DurableTasksError as refused:
+                refuse(form, refused)
+        model = str(self.opts.model_name)
+        title = f"Edit {self.noun} {row.name}" if row else f"Add a {self.noun}"
+        back = display.page_of(model, row.pk) if row else display.list_of(model)
+        context = {"form": form, "row": row, "back": back, **context}
+        return self.page(request, f"{model}/edit", title, **context)
+
+    def edit_form(
+        self, request: HttpRequest, *posted: Any, row: Any, tenants: QuerySet[Tenant]
+    ) -> NamedRowForm:
+        """Return the form."""
+        raise NotImplementedError
+
+    def preview(self, request: HttpRequest, form: Any) -> dict[str, Any]:
+        """Return the context of what saving the valid form would do."""
+        raise NotImplementedError
+
+    def save_row(self, request: HttpRequest, form: Any) -> tuple[Any, str]:
+        """Save the valid form; return the row and a message."""
         raise NotImplementedError
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
@@ -451,29 +487,11 @@ class OwnFormAdmin(DurableModelAdmin):
 
     def refuse_name_in_use(self, request: HttpRequest, form: Any) -> bool:
         """Refuse to add a row under the name of an existing one."""
-        keywords = form.keywords()
-        rows = self.get_queryset(request).filter(tenant=keywords["tenant"], name=keywords["name"])
+        rows = self.get_queryset(request).filter(**form.identity())
         is_in_use = form.row is None and self.with_name(rows).exists()
         if is_in_use:
             form.add_error("name", f"A {self.noun} with this name already exists.")
         return bool(is_in_use)
-
-    def saved_response(
-        self, request: HttpRequest, saved: Any, form: Any, message: str
-    ) -> HttpResponse:
-        """Remember what was saved, and redirect to its page if the user may view it."""
-        actions.remember(self, request, [saved.pk], form.summary())
-        self.message_user(request, message)
-        may_view = self.has_view_permission(request)
-        page = display.page_of(str(self.opts.model_name), saved.pk)
-        return HttpResponseRedirect(page if may_view else request.path)
-
-    def form_page(self, request: HttpRequest, form: Any, **context: Any) -> TemplateResponse:
-        """Return the page of the form of a row."""
-        row, model = form.row, str(self.opts.model_name)
-        title = f"Edit {self.noun} {row.name}" if row else f"Add a {self.noun}"
-        back = display.page_of(model, row.pk) if row else display.list_of(model)
-        return self.page(request, f"{model}/edit", title, form=form, row=row, back=back, **context)
 
 
 class ReadOnlyAdmin(_Unwritable, DurableModelAdmin):

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
 from django.db.models import QuerySet
-from django.http import HttpRequest
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.admin import display, staff_tenants
+from django_durable_tasks.admin import display
 from django_durable_tasks.admin.display import pretty
-from django_durable_tasks.admin.fields import EditForm, InstantField, JsonField, in_zone, refuse
-from django_durable_tasks.admin.staff_tenants import is_default_only
+from django_durable_tasks.admin.fields import InstantField, JsonField, NamedRowForm, in_zone
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import RecurringStatus
-from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
+from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import (
-    DEFAULT_TENANT_ID,
     Calendar,
     OccurrenceRecord,
     RecurringTask,
@@ -30,8 +28,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.schedules import options as readers
-from django_durable_tasks.schedules.explain import FireTime, Preview, preview
-from django_durable_tasks.schedules.lifecycle import upsert
+from django_durable_tasks.schedules.explain import FireTime
 from django_durable_tasks.schedules.timetables.builder import checked
 from django_durable_tasks.schedules.timetables.zones import zone, zone_names
 
@@ -119,7 +116,7 @@ def _lines(help_text: Any, label: Any = None) -> forms.CharField:
     )
 
 
-class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
+class RecurringForm(_OptionFields, NamedRowForm):  # type: ignore[misc,valid-type]
     """A schedule; fields have the names of the keywords of ``upsert``.
 
     Options that are a column and have no field here have one by their column.
@@ -128,7 +125,6 @@ class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
     name = forms.CharField(
         max_length=200, help_text=_("It identifies the schedule and cannot be changed later.")
     )
-    tenant = forms.ModelChoiceField(Tenant.objects.none(), to_field_name="slug")
     task = forms.ChoiceField()
     args = JsonField(list, rows=2, label=_("Arguments"), help_text=_("A JSON list, by position."))
     kwargs = JsonField(
@@ -173,26 +169,20 @@ class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
     def __init__(
         self,
         data: Any = None,
+        files: Any = None,
         *,
         tenants: QuerySet[Tenant],
         row: RecurringTask | None = None,
         secrets: bool = False,
     ) -> None:
-        self.row = row
-        super().__init__(data, initial=_initial_of(row))
-        self._choose("task", _task_names(row))
+        without = [*(("paused",) if row else ()), *(() if secrets else SECRETS)]
+        initial = _initial_of(row)
+        super().__init__(data, files, tenants=tenants, row=row, initial=initial, without=without)
+        self._choose("task", task_names(row))
         self._choose("timezone", sorted(zone_names() | ({row.time_zone} if row else set())))
         self._choose("calendar", _calendar_names(row, tenants))
-        if row is not None or is_default_only(tenants):
-            del self.fields["tenant"]
-        else:
-            self.fields["tenant"].queryset = tenants  # type: ignore[attr-defined]
-        gone = [*(("name", "paused") if row else ()), *(() if secrets else SECRETS)]
-        for name in gone:
-            del self.fields[name]
         chosen = str(self.data.get("timezone") or "")
         in_zone(self, chosen if chosen in zone_names() else row.time_zone if row else None)
-        self.compare_with(row, row.revision if row else "")
 
     def _choose(self, name: str, values: Iterable[str]) -> None:
         self.fields[name].choices = [(value, value) for value in values]  # type: ignore[attr-defined]
@@ -204,10 +194,10 @@ class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
         grouped = {name for _title, names in FIELDSETS for name in names}
         others = [name for name in _OPTIONS if name not in grouped]
         groups = [*FIELDSETS[:-1], (FIELDSETS[-1][0], (*others, *FIELDSETS[-1][1]))]
-        found = [
+        present = [
             (title, [name for name in names if name in self.fields]) for title, names in groups
         ]
-        return [(title, [self[name] for name in names]) for title, names in found if names]
+        return [(title, [self[name] for name in names]) for title, names in present if names]
 
     def clean(self) -> dict[str, Any]:
         """Check each kind of part, so that errors are shown at its field."""
@@ -220,10 +210,6 @@ class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
             except DurableTasksError as refused:
                 self.add_error(name, str(refused))
         return cleaned
-
-    def name_of(self, cleaned: dict[str, Any]) -> str:
-        """Return the name of the schedule."""
-        return self.row.name if self.row else str(cleaned.get("name", ""))
 
     def is_paused(self, cleaned: dict[str, Any]) -> bool:
         """Return whether the schedule is paused, so that it may be one that never fires."""
@@ -249,12 +235,13 @@ class RecurringForm(_OptionFields, EditForm):  # type: ignore[misc,valid-type]
                 part for name in _WHEN for part in _parts_of(name, cleaned.get(name))
             ]
         if "jitter" in changed:
-            keywords["jitter"] = _jitter_of(cleaned["jitter"])
+            keywords["jitter"] = text = cleaned["jitter"].strip()
+            with suppress(ValueError):  # a percentage, or what upsert() refuses
+                keywords["jitter"] = float(text or 0)
         if not cleaned.get("start_time"):
             keywords.pop("start_time", None)  # a start cannot be removed, only changed
-        tenant = row.tenant_id if row else getattr(cleaned.get("tenant"), "pk", DEFAULT_TENANT_ID)
-        keywords |= {"name": self.name_of(cleaned), "task": cleaned["task"], "tenant": tenant}
-        return keywords | {"paused": self.is_paused(cleaned)}
+        keywords |= {"task": cleaned["task"], "paused": self.is_paused(cleaned)}
+        return keywords | self.identity()
 
 
 def _parts_of(name: str, value: Any) -> list[dict[str, Any]]:
@@ -267,17 +254,7 @@ def _parts_of(name: str, value: Any) -> list[dict[str, Any]]:
     return [{name: value.replace("\r\n", "\n") if isinstance(value, str) else value}]
 
 
-def _jitter_of(text: str) -> float | str:
-    text = text.strip()
-    if text.endswith("%"):
-        return text
-    try:
-        return float(text or 0)
-    except ValueError:
-        return text
-
-
-def _task_names(row: RecurringTask | None) -> list[str]:
+def task_names(row: RecurringTask | None) -> list[str]:
     """Return the tasks of the project, and the callbacks and messages that schedules may create.
 
     The other tasks of this package are internal: their arguments name rows that the engine writes.
@@ -428,43 +405,3 @@ def task_link(line: OccurrenceRecord, status: str | None) -> Any:
 def count_of(entry: OccurrenceRecord) -> str:
     """Return the number of fire times of a ledger entry."""
     return f"{'' if entry.count_is_exact else '≥ '}{entry.count:,}"
-
-
-# The page that adds or edits a schedule.
-
-
-# How many fire times the preview of an edit shows.
-SHOWN = 10
-
-
-def edit(model_admin: Any, request: HttpRequest, row: RecurringTask | None) -> Any:
-    """Show the form of a schedule, the fire times that it would have, and save it."""
-    posted = request.method == "POST"
-    form = RecurringForm(
-        request.POST if posted else None,
-        tenants=staff_tenants.offered(request),
-        row=row,
-        secrets=display.reads_secrets(request),
-    )
-    looked: Preview | None = None
-    if posted and form.is_valid() and not model_admin.refuse_name_in_use(request, form):
-        try:
-            if "_look" in request.POST:
-                looked = preview(number=SHOWN, **form.keywords())
-            else:
-                revision = None if row is None else row.revision
-                saved = upsert(**form.keywords(), revision=revision, replaces_ended=row is None)
-                text = f"Schedule {saved.name} is saved. Past fire times do not fire."
-                return model_admin.saved_response(request, saved, form, text)
-        except InvalidArguments as refused:
-            form.add_error("args" if "args" in form.fields else None, str(refused))
-        except DurableTasksError as refused:
-            refuse(form, refused)
-    return model_admin.form_page(
-        request,
-        form,
-        looked=looked,
-        fires=None if looked is None else shown_fires(looked.fires, looked.row, looked.now),
-        source=row.source if row else "",
-        resting=looked is not None and form.is_paused(form.cleaned_data),
-    )

@@ -24,13 +24,14 @@ from django_durable_tasks.admin.actions import OperationPage, action_of
 from django_durable_tasks.admin.fields import InstantField, in_zone
 from django_durable_tasks.admin.filters import ScheduleConditionFilter, SourceFilter
 from django_durable_tasks.admin.readonly import OwnFormAdmin, section
+from django_durable_tasks.admin.recurring_form import RecurringForm
 from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
 from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.schedules import lifecycle, manual_runs
-from django_durable_tasks.schedules.explain import upcoming
+from django_durable_tasks.schedules.explain import preview, upcoming
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.schedules.options import CODE, SETTINGS
@@ -515,8 +516,8 @@ class RecurringTaskAdmin(OwnFormAdmin):
         (planned, problem), overrides = _planned(row, now), _overrides(row, now)
         # The removal of an override is offered beside each override.
         fits: dict[Operation, bool] = {
-            one: one.fits(row.status) and one is not lifecycle.withdraw_override
-            for one in OPERATIONS
+            operation: operation.fits(row.status) and operation is not lifecycle.withdraw_override
+            for operation in OPERATIONS
         }
         is_open = row.status != RecurringStatus.CANCELLED
         return {
@@ -540,9 +541,23 @@ class RecurringTaskAdmin(OwnFormAdmin):
 
     # The page that adds or edits a schedule -------------------------------------------------------
 
-    def edit_view(self, request: HttpRequest, object_id: str | None = None) -> Any:
-        """Show the form of a schedule, the fire times that it would have, and save it."""
-        return recurring_form.edit(self, request, self.row_to_edit(request, object_id))
+    def edit_form(self, request: HttpRequest, *posted: Any, **options: Any) -> RecurringForm:
+        return RecurringForm(*posted, **options, secrets=display.reads_secrets(request))
+
+    def preview(self, request: HttpRequest, form: RecurringForm) -> dict[str, Any]:
+        """Return the fire times that the schedule would have."""
+        looked = preview(number=FIRES, **form.keywords())
+        return {
+            "looked": looked,
+            "fires": recurring_form.shown_fires(looked.fires, looked.row, looked.now),
+            "resting": form.is_paused(form.cleaned_data),
+        }
+
+    def save_row(self, request: HttpRequest, form: RecurringForm) -> tuple[Any, str]:
+        is_new = form.row is None
+        revision = None if is_new else form.row.revision
+        saved = lifecycle.upsert(**form.keywords(), revision=revision, replaces_ended=is_new)
+        return saved, f"Schedule {saved.name} is saved. Past fire times do not fire."
 
     def is_editable(self, row: Any) -> bool:
         return bool(row.status != RecurringStatus.CANCELLED)

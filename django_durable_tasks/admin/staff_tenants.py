@@ -18,8 +18,8 @@ def tenants_of(request: HttpRequest) -> frozenset[int] | None:
     if not hasattr(request, _FOUND):
         limit = ports.tenants_of
         setattr(request, _FOUND, None if limit is None else limit(request.user))
-    found: frozenset[int] | None = getattr(request, _FOUND)
-    return found
+    ids: frozenset[int] | None = getattr(request, _FOUND)
+    return ids
 
 
 def is_limited(request: HttpRequest) -> bool:
@@ -40,4 +40,4 @@ def offered(request: HttpRequest) -> QuerySet[Tenant]:
 
 def is_default_only(tenants: QuerySet[Tenant]) -> bool:
     """Return whether a form needs no field for the tenant."""
-    return [one.pk for one in tenants[:2]] == [DEFAULT_TENANT_ID]
+    return [tenant.pk for tenant in tenants[:2]] == [DEFAULT_TENANT_ID]

@@ -163,20 +163,20 @@ def _buttons(model_admin: Any, request: HttpRequest, task: Any) -> list[dict[str
         operator_actions.cancel: task.status in OPEN and task.cancel_requested_at is None,
         operator_actions.force_complete: task.status != Status.SUCCESS,
     }
-    found = [
+    buttons = [
         {"action": one.name, "title": f"{one.title_for(1)}…"}
         for one, fit in fits.items()
         if fit and one.name in permitted
     ]
     if ended and may_edit_arguments(request):
         edit = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
-        found.insert(1, {"url": edit, "title": f"{operator_actions.replay_edited.title}…"})
+        buttons.insert(1, {"url": edit, "title": f"{operator_actions.replay_edited.title}…"})
     if task.status == Status.FAILED and request.user.has_perm(
         "django_durable_tasks.view_deadletter"
     ):
         letters = list_of("deadletter", task__id__exact=task.pk, case="all")
-        found.append({"url": letters, "title": "Its dead letters"})
-    return found
+        buttons.append({"url": letters, "title": "Its dead letters"})
+    return buttons
 
 
 def _force_run(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
@@ -389,7 +389,9 @@ class TaskAdmin(NewestRowsAdmin):
         dependencies.
         """
         graph = graphs.graph_of_page(self, request, row)
-        explained = [replace(one, text=display.clean(one.text)) for one in sentences(row)]
+        explained = [
+            replace(sentence, text=display.clean(sentence.text)) for sentence in sentences(row)
+        ]
         graph["sentences"] += explained
         graph["buttons"] = [*_buttons(self, request, row), *graph["buttons"]]
         return graph

@@ -96,21 +96,21 @@ def sentences(run: Any) -> list[Sentence]:
     """Return sentences about the problems of a run, the most severe first; none for a run that
     makes progress or has succeeded.
     """
-    found = []
+    texts = []
     if run.is_open and run.deadline_at is not None and run.deadline_at <= run.seen_at:
         late = display.since(run.deadline_at, run.seen_at)
         text = f"Its deadline was {late}: tasks that have not ended will be cancelled."
-        found.append(Sentence(Level.TROUBLE, text))
+        texts.append(Sentence(Level.TROUBLE, text))
     if run.status == WorkflowStatus.STARTING:
         text = "Its tasks are still being created. None runs before all have been created."
-        found.append(Sentence(Level.WAIT, text))
+        texts.append(Sentence(Level.WAIT, text))
     if run.is_open and run.cancel_requested_at is not None:
         asked = display.since(run.cancel_requested_at, run.seen_at)
-        found.append(Sentence(Level.WAIT, f"Its cancellation was requested {asked}."))
+        texts.append(Sentence(Level.WAIT, f"Its cancellation was requested {asked}."))
     if run.status == WorkflowStatus.FAILED:
         why = f" ({display.clean(run.reason)})" if run.reason else ""
-        found.append(Sentence(Level.TROUBLE, f"It failed{why}."))
-    return found
+        texts.append(Sentence(Level.TROUBLE, f"It failed{why}."))
+    return texts
 
 
 # Tasks and diagram --------------------------------------------------------------------------------
@@ -148,11 +148,11 @@ def _tasks(
     )
     keys = these.values_list("pk", flat=True)
     keys = _in_order(diagram, list(keys))[part] if diagram else list(keys[part])
-    found = (
+    tasks = (
         rows.defer(*admin_tasks.TaskAdmin.unlisted).annotate(seen_at=DatabaseNow()).in_bulk(keys)
     )
     return {
-        "tasks": _lines([found[key] for key in keys if key in found]),
+        "tasks": _lines([tasks[key] for key in keys if key in tasks]),
         "state": state,
         "page": page,
         "pages": pages,
@@ -242,10 +242,10 @@ def _family(run: WorkflowRun) -> list[dict[str, Any]]:
     there = {row.pk for row in rows}
     for row in rows:
         below.setdefault(row.parent if row.parent in there else None, []).append(row)
-    found, rest = [], [(row, 0) for row in reversed(below.get(None, []))]
+    family, rest = [], [(row, 0) for row in reversed(below.get(None, []))]
     while rest:
         row, depth = rest.pop()
-        found.append(
+        family.append(
             {
                 "run": row,
                 "depth": min(depth, _DEEPEST),
@@ -256,7 +256,7 @@ def _family(run: WorkflowRun) -> list[dict[str, Any]]:
             }
         )
         rest += [(child, depth + 1) for child in reversed(below.get(row.pk, []))]
-    return found if len(found) > 1 else []
+    return family if len(family) > 1 else []
 
 
 @admin.display(description=_("workflow"))
@@ -370,7 +370,7 @@ class WorkflowRunAdmin(ReadOnlyAdmin):
             **(_graph(request, row) if may_view else {}),
             "forces": graph_operations.force_run.is_permitted(request.user),
             "chosen_operations": [
-                {"address": reverse(chosen, args=[one.name]), "title": one.title}
-                for one in CHOSEN_OPERATIONS
+                {"address": reverse(chosen, args=[operation.name]), "title": operation.title}
+                for operation in CHOSEN_OPERATIONS
             ],
         }

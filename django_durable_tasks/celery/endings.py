@@ -233,8 +233,8 @@ def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
         limit = retry_kwargs.get("max_retries", given.get("max_retries", CeleryTask.max_retries))
         is_number = isinstance(limit, int) and not isinstance(limit, bool)
         if limit is not None and not (is_number and 0 <= limit < ATTEMPTS_MAX):
-            raise InvalidOption(
-                f"max_retries={limit!r}: give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
+            raise InvalidOption.of(
+                "max_retries", limit, f"give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
             )
         options["max_attempts"] = _attempts(limit)
     if "retry_for" not in given and (given.get("autoretry_for") or "max_attempts" not in given):

@@ -69,7 +69,7 @@ def _known(app: Any, name: str, queue: str) -> str:
     except KeyError:
         known = ", ".join(sorted(app.amqp.queues))
         raise UnknownQueue(
-            f"queue={queue!r} is not in CELERY_TASK_QUEUES, which has: {known}."
+            f"queue={queue!r} is not in CELERY_TASK_QUEUES, which has: {known}.", option="queue"
         ) from None
     return _name_of(name, found)
 

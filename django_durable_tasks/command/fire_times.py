@@ -44,7 +44,7 @@ from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules import recompute
-from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun, agenda
+from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll
 from django_durable_tasks.schedules.misfires import Choice, choose, effective
 from django_durable_tasks.schedules.options import CHOICES, COLUMNS, KINDS, columns
@@ -56,7 +56,13 @@ from django_durable_tasks.schedules.schedule_cache import (
 )
 from django_durable_tasks.schedules.tick_plan import policy_of
 from django_durable_tasks.schedules.timetables.builder import timetable
-from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap
+from django_durable_tasks.schedules.timetables.types import (
+    TICK,
+    Direction,
+    DstGap,
+    DstOverlap,
+    walk,
+)
 from django_durable_tasks.schedules.timetables.zones import (
     ClockChange,
     clock_changes,
@@ -144,7 +150,7 @@ def _schedule(parser: ArgumentParser) -> None:
     every = "90, 15m, 2h, 1d of elapsed time; or day, week, '2 months', year"
     add("--every", metavar="SPAN", help=every)
     day = "of --every month: 15, -1, 'last working', '2nd tuesday'"
-    add("--day", type=_number_or_text, help=day)
+    add("--day", type=lambda text: int(text) if re.fullmatch(r"[+-]?\d+", text) else text, help=day)
     add("--month", type=int, help="of --every year or quarter: the month in it, from 1")
     add("--time", metavar="HH:MM", help="of --every day, week, month, quarter, year")
     add("--solar", metavar="EVENT", help="sunrise, sunset, dusk_civil, ...")
@@ -162,10 +168,6 @@ def _catch_up(parser: ArgumentParser) -> None:
     """Declare the options for missed fires."""
     text = "options of the schedule; durations in seconds"
     _columns_of(parser.add_argument_group("catch-up", text), _CATCH_UP)
-
-
-def _number_or_text(text: str) -> int | str:
-    return int(text) if re.fullmatch(r"[+-]?\d+", text) else text
 
 
 def _keywords(options: Options) -> dict[str, Any]:
@@ -330,15 +332,12 @@ def preview(options: Options, out: Output) -> int:
     most = min(options["count"] or (_FEW if end is None else _MOST), _MOST)
 
     def fires(draft: ScheduleDraft) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        following = draft.agenda.previous if backwards else draft.agenda.next
-        cursor = start if backwards else start - TICK
-        while len(rows) < most and (run := following(cursor)) is not None:
-            if end is not None and run.at > end and not backwards:
-                break
-            rows.append(_fire(draft, run))
-            cursor = run.at
-        return rows
+        runs = (
+            walk(draft.agenda, start, way=Direction.BACK)
+            if backwards
+            else walk(draft.agenda, start - TICK, end)
+        )
+        return [_fire(draft, run) for run in islice(runs, most)]
 
     if options["name"] is None:
         before, after = _draft(options, start, end, backwards=backwards), None
@@ -504,7 +503,11 @@ def dst_report(options: Options, out: Output) -> int:
     start = options["start"] or host_now()
     end = start + timedelta(weeks=options["weeks"])
     names = _of_wall_clocks().order_by("time_zone").values_list("time_zone", flat=True).distinct()
-    changes = {name: found for name in names if (found := list(clock_changes(name, start, end)))}
+    changes = {
+        name: zone_changes
+        for name in names
+        if (zone_changes := list(clock_changes(name, start, end)))
+    }
     batch_size = conf.settings().BATCH_SIZE
     queryset = _of_wall_clocks().filter(time_zone__in=changes).order_by("pk")
     iterator, rows = queryset.iterator(batch_size), list[dict[str, Any]]()
@@ -534,7 +537,9 @@ def _touched(
         out.note(f"{row.name} cannot be computed: {error}")
         return
     for change in changes:
-        for run in islice(_with_remarks(every, change), _FIRES_OF_CHANGE):
+        margin = abs(change.shift)
+        runs = walk(every, change.at - margin - TICK, change.at + margin)
+        for run in islice((run for run in runs if _badge(run.remarks)), _FIRES_OF_CHANGE):
             yield {
                 "name": row.name,
                 "zone": row.time_zone,
@@ -545,15 +550,6 @@ def _touched(
                 "runs": real.at_nominal(run.nominal) is not None,
                 "remark": next(remark for remark in run.remarks if _badge([remark])),
             }
-
-
-def _with_remarks(every: Agenda, change: ClockChange) -> Iterator[PlannedRun]:
-    """Yield the fires that a clock change affects."""
-    cursor = change.at - abs(change.shift) - TICK
-    while (run := every.next(cursor)) is not None and run.at <= change.at + abs(change.shift):
-        if _badge(run.remarks):
-            yield run
-        cursor = run.at
 
 
 @subcommand(

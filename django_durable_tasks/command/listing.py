@@ -117,12 +117,6 @@ class _Listing:
     key_is: str = ""
 
 
-def _letters(options: Options) -> Any:
-    letters = dead_letters() if options["all"] else dead_letters().open()
-    names = {"name": F("task__name"), "queue": F("task__queue")}
-    return letters.values(*_OF_LETTER, **names)
-
-
 def _queues(options: Options) -> list[dict[str, Any]]:
     rows = [dataclasses.asdict(depth) for depth in queues.depths(database_now())]
     return [row for row in rows if options["queue"] in (None, row["queue"])]
@@ -174,7 +168,9 @@ _LISTINGS = {
         key_is="of recurring tasks is the id of one (a UUID)",
     ),
     "dead-letters": _Listing(
-        rows=_letters,
+        rows=lambda options: (dead_letters() if options["all"] else dead_letters().open()).values(
+            *_OF_LETTER, name=F("task__name"), queue=F("task__queue")
+        ),
         row=lambda row: {**row, "state": "open" if row["resolved_at"] is None else "closed"},
         columns=(*_LETTER, "error_message"),
         lookups=LETTER_LOOKUPS,

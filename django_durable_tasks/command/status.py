@@ -334,19 +334,19 @@ def health(options: Options, out: Output) -> int:
     wanted = {"name": name} if name else {"host": platform.node()}
     try:
         with dedicated_connection(_TIMEOUTS):
-            found = vitals(Node.objects.filter(**wanted))
+            node_vitals = vitals(Node.objects.filter(**wanted))
     except Error as error:
         # That is not a reason to restart a process that waits for the database.
         out.note(f"The database is not available, so the state of the nodes is unknown: {error}")
         return out.emit({"healthy": None, "nodes": []}, "unknown")
-    healthy = bool(found) and not any(vital.fault for vital in found)
+    healthy = bool(node_vitals) and not any(vital.fault for vital in node_vitals)
     rows = [
         {
             **{column: getattr(vital.node, column) for column in _PROBED},
             "state": vital.state,
             "fault": vital.fault,
         }
-        for vital in found
+        for vital in node_vitals
     ]
     place = f"no node is named {name}" if name else f"no node runs on {platform.node()}"
     verdict = "healthy" if healthy else "UNHEALTHY"

@@ -73,11 +73,12 @@ def needed_of(join: object, edges: int) -> int | None:
     if join == Join.ANY:
         join = 1
     if isinstance(join, bool) or not isinstance(join, int) or join < 1:
-        raise InvalidOption(f"join={join!r}: give 'ALL', 'ANY' or a whole number of 1 or more.")
+        raise InvalidOption.of("join", join, "give 'ALL', 'ANY' or a whole number of 1 or more.")
     if join > edges:
         raise InvalidOption(
             f"join={join}: the task has {edges} upstream{'' if edges == 1 else 's'}, it would never"
-            " run."
+            " run.",
+            option="join",
         )
     return None if join == edges else join
 
@@ -225,8 +226,8 @@ def flat(upstreams: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
 def wish(option: str, kind: Any) -> tuple[str, str | None]:
     """Return the type and the policy of an edge: from a type, or a pair; raises InvalidOption."""
     if isinstance(kind, tuple) and len(kind) != 2:
-        raise InvalidOption(
-            f"{option}={kind!r}: give a type, or a pair of type and on_upstream_failure."
+        raise InvalidOption.of(
+            option, kind, "give a type, or a pair of type and on_upstream_failure."
         )
     wish, policy = kind if isinstance(kind, tuple) else (kind, None)
     choice = None if policy is None else chosen("on_upstream_failure", policy, OnUpstreamFailure)

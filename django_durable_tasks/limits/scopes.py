@@ -148,22 +148,22 @@ def rate_of(option: str, text: object, burst: object = None) -> Rate:
     """
     found = _RATE.match(text) if isinstance(text, str) else None
     if found is None or not int(found[1]):
-        raise InvalidOption(
-            f"{option}={text!r}: give a number of starts and a unit s, m, h or d, such as '10/m'."
+        raise InvalidOption.of(
+            option, text, "give a number of starts and a unit s, m, h or d, such as '10/m'."
         )
     number, seconds = int(found[1]), _UNITS[found[2]]
     if burst is None:
         return Rate(number, seconds, max(1.0, number / seconds))
     if isinstance(burst, bool) or not isinstance(burst, int | float) or not 1 <= burst <= _MOST:
-        raise InvalidOption(f"burst={burst!r}: give how many may start at once, 1 or more.")
+        raise InvalidOption.of("burst", burst, "give how many may start at once, 1 or more.")
     return Rate(number, seconds, float(burst), fixed=True)
 
 
 def places_of(option: str, number: object) -> int:
     """Return the maximum concurrency; 0 admits no task. Raises InvalidOption."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= _MOST:
-        raise InvalidOption(
-            f"{option}={number!r}: give a whole number of 0 or more, or PerKey(number, template)."
+        raise InvalidOption.of(
+            option, number, "give a whole number of 0 or more, or PerKey(number, template)."
         )
     return number
 

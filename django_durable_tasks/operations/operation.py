@@ -116,9 +116,11 @@ class Argument:
     def of(self, parameter: inspect.Parameter, annotated: Any) -> Argument:
         """Return the argument of this parameter and type."""
         types = get_args(annotated) if isinstance(annotated, UnionType) else (annotated,)
-        of_value = next(one for one in types if one is not NoneType)
+        of_value = next(part for part in types if part is not NoneType)
         is_enum = isinstance(of_value, type) and issubclass(of_value, Enum)
-        choices = self.choices or ([(one.value, one.value) for one in of_value] if is_enum else ())
+        choices = self.choices or (
+            [(part.value, part.value) for part in of_value] if is_enum else ()
+        )
         kind = ArgumentType.CHOICE if choices else _KINDS.get(get_origin(of_value) or of_value)
         has_default = parameter.default is not inspect.Parameter.empty
         is_given = has_default and parameter.default not in (False, "")
@@ -284,8 +286,8 @@ class Operation:
 def _shown(value: Any, told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as a sentence shows them: instants in UTC, and tenants by their slugs."""
     return {
-        name: as_text(one) if isinstance(one, datetime) else getattr(one, "slug", one)
-        for name, one in {**told, "value": value}.items()
+        name: as_text(item) if isinstance(item, datetime) else getattr(item, "slug", item)
+        for name, item in {**told, "value": value}.items()
     }
 
 

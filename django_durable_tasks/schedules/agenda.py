@@ -4,7 +4,7 @@ days and single fire times overridden.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -15,7 +15,15 @@ from zoneinfo import ZoneInfo
 from django_durable_tasks.choices import Action
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.schedules.business_days import FARTHEST, BusinessDays, Roll, days_from
-from django_durable_tasks.schedules.timetables.types import Count, Fire, Timetable
+from django_durable_tasks.schedules.timetables.types import (
+    TICK,
+    BothWays,
+    Count,
+    Direction,
+    Fire,
+    Timetable,
+    walk,
+)
 from django_durable_tasks.schedules.timetables.zones import (
     FIRST_YEAR,
     LAST_YEAR,
@@ -29,7 +37,6 @@ from django_durable_tasks.schedules.timetables.zones import (
 # The types of an agenda: a planned run, a range that does not run, an override, and the interface.
 
 
-TICK = timedelta(microseconds=1)
 SKIPPED_CALENDAR, OVERRIDDEN = "SKIPPED_CALENDAR", "OVERRIDDEN"
 
 
@@ -102,28 +109,21 @@ class Agenda(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundedTimetable:
+class BoundedTimetable(BothWays[Fire]):
     """The fires from ``start`` to ``end``, both included."""
 
     fires: Timetable
     start: datetime | None
     end: datetime | None
 
-    def next(self, after: datetime) -> Fire | None:
-        """Return the first fire strictly after."""
-        if self.start is not None and after < self.start:
-            after = self.start - TICK
-        fire = self.fires.next(after)
-        return None if fire is None or (self.end is not None and fire.nominal > self.end) else fire
-
-    def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire strictly before."""
-        if self.end is not None and before > self.end:
-            before = self.end + TICK
-        fire = self.fires.previous(before)
-        return (
-            None if fire is None or (self.start is not None and fire.nominal < self.start) else fire
-        )
+    def step(self, moment: datetime, way: Direction) -> Fire | None:
+        near, far = (self.start, self.end)[:: way.value]
+        if near is not None and way.is_beyond(near, moment):
+            moment = near - way.tick
+        fire = way.step(self.fires, moment)
+        if fire is None or (far is not None and way.is_beyond(fire.nominal, far)):
+            return None
+        return fire
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of fires in (after, until]."""
@@ -135,46 +135,33 @@ class BoundedTimetable:
 
 
 @dataclass(frozen=True, slots=True)
-class TimetableExcept:
+class TimetableExcept(BothWays[Fire]):
     """A timetable without these instants; each of them must be a fire of it."""
 
     fires: Timetable
     out: frozenset[datetime]
 
-    def next(self, after: datetime) -> Fire | None:
-        """Return the first fire strictly after."""
-        fire = self.fires.next(after)
+    def step(self, moment: datetime, way: Direction) -> Fire | None:
+        fire = way.step(self.fires, moment)
         while fire is not None and fire.nominal in self.out:
-            fire = self.fires.next(fire.nominal)
-        return fire
-
-    def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire strictly before."""
-        fire = self.fires.previous(before)
-        while fire is not None and fire.nominal in self.out:
-            fire = self.fires.previous(fire.nominal)
+            fire = way.step(self.fires, fire.nominal)
         return fire
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of fires in (after, until]."""
         counted = self.fires.count(after, until)
-        gone = sum(after < one <= until for one in self.out)
+        gone = sum(after < fire_time <= until for fire_time in self.out)
         return Count(max(counted.number - gone, 0), counted.exact)
 
 
 @dataclass(frozen=True, slots=True)
-class EveryFire:
+class EveryFire(BothWays[PlannedRun]):
     """The agenda in which each fire runs at its fire time."""
 
     fires: Timetable
 
-    def next(self, after: datetime) -> PlannedRun | None:
-        """Return the first run strictly after."""
-        return _on_time(self.fires.next(after))
-
-    def previous(self, before: datetime) -> PlannedRun | None:
-        """Return the last run strictly before."""
-        return _on_time(self.fires.previous(before))
+    def step(self, moment: datetime, way: Direction) -> PlannedRun | None:
+        return _on_time(way.step(self.fires, moment))
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs in (after, until]."""
@@ -236,24 +223,19 @@ class WallClock:
             else local.replace(tzinfo=None)
         )
 
-    def until(self, moment: datetime, wall: datetime) -> datetime:
-        """Return the instant at which the clock next shows this later wall time, at most the next
-        change of its offset.
+    def near(self, moment: datetime, wall: datetime) -> datetime:
+        """Return the instant at which the clock shows this wall time with the offset of
+        ``moment``; at most the end and at least the start of this offset.
         """
-        then, end = moment + (wall - self.shown(moment)), self._stretch(moment).end
-        return then if reading(then) < end else instant(end)
-
-    def since(self, moment: datetime, wall: datetime) -> datetime:
-        """Return the instant at which the clock last showed this earlier wall time, at least the
-        last change of its offset.
-        """
-        then, start = moment - (self.shown(moment) - wall), self._stretch(moment).start
-        return then if reading(then) >= start else instant(start)
+        then, stretch = moment + (wall - self.shown(moment)), self._stretch(moment)
+        if reading(then) < stretch.start:
+            return instant(stretch.start)
+        return then if reading(then) < stretch.end else instant(stretch.end)
 
     def _stretch(self, moment: datetime) -> OffsetPeriod:
         second, year = reading(moment), min(max(moment.year, FIRST_YEAR), LAST_YEAR)
-        found = stretches(self.name, year)
-        return next((one for one in found if second < one.end), found[-1])
+        periods = stretches(self.name, year)
+        return next((period for period in periods if second < period.end), periods[-1])
 
     def _last_change(self, moment: datetime) -> int:
         """Return the second at which the offset of this instant began. Longer ranges are cut at the
@@ -298,15 +280,15 @@ def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> RolledDay:
 
 def _nearest(days: BusinessDays, day: date, hour: time, step: timedelta) -> RolledDay:
     above = days.closes(day)
-    for one in days.may_open(day, step):
-        if days.open_at(one, hour):
-            return RolledDay(one, above, days.closes(one))
-        above = _later(above, days.closes(one))
+    for target in days.may_open(day, step):
+        if days.open_at(target, hour):
+            return RolledDay(target, above, days.closes(target))
+        above = _later(above, days.closes(target))
     return RolledDay(None, above, None)
 
 
-def _later(one: time | None, other: time | None) -> time | None:
-    return max(filter(None, (one, other)), default=None)
+def _later(*times: time | None) -> time | None:
+    return max(filter(None, times), default=None)
 
 
 def _month(day: date) -> tuple[int, int]:
@@ -331,6 +313,10 @@ class Segment(NamedTuple):
     end: datetime
     open: bool
     day: date | None
+
+    def last(self, way: Direction) -> datetime:
+        """Return the instant beyond which a walk in this direction has left the segment."""
+        return self.end - TICK if way is Direction.FORWARD else self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +344,9 @@ class CalendarSegments:
             return self._run(moment, day, opened=True)
         if self.roll is Roll.SKIP:
             return self._run(moment, day, opened=False)
-        found = landing(self.days, day, hour, self.roll)
+        target = landing(self.days, day, hour, self.roll)
         return self._between(
-            moment, _past(day, found.above), _through(day, found.up_to), found.day, opened=False
+            moment, _past(day, target.above), _through(day, target.up_to), target.day, opened=False
         )
 
     def planned(self, fire: Fire, day: date | None) -> PlannedRun:
@@ -395,26 +381,19 @@ class CalendarSegments:
             return False
         return all(self._whole(day + n * ONE_DAY, opened=True) for n in range((end - day).days + 1))
 
-    def sources_after(self, at: datetime) -> datetime:
-        """Return an instant before which no fire can be rolled to ``at`` or later."""
-        if self.roll is Roll.PRECEDING:
-            return at - TICK
-        day = self._nearest_whole(self.clock.shown(at).date(), -ONE_DAY)
-        if (
-            self.clock.lands(datetime.combine(day, time.max)) >= at
-        ):  # the clock was put forward over the end of this day
-            day = self._nearest_whole(day, -ONE_DAY)
-        return self.clock.lands(datetime.combine(day + ONE_DAY, time.min)) - TICK
-
-    def sources_before(self, at: datetime) -> datetime:
-        """Return an instant after which no fire can be rolled to ``at`` or earlier."""
-        if self.roll is Roll.FOLLOWING:
-            return at + TICK
-        day = self._nearest_whole(self.clock.shown(at).date(), ONE_DAY)
-        if (
-            self.clock.lands(datetime.combine(day, time.min)) <= at
-        ):  # the clock was put back over this midnight
-            day = self._nearest_whole(day, ONE_DAY)
+    def sources(self, at: datetime, way: Direction) -> datetime:
+        """Return an instant from which a walk meets all fires that are rolled to ``at`` or beyond
+        it.
+        """
+        if self.roll is (Roll.PRECEDING if way is Direction.FORWARD else Roll.FOLLOWING):
+            return at - way.tick
+        edge = time.max if way is Direction.FORWARD else time.min
+        day = self._nearest_whole(self.clock.shown(at).date(), -way.value * ONE_DAY)
+        if not way.is_beyond(at, self.clock.lands(datetime.combine(day, edge))):
+            # The clock was put forward over the end of this day, or back over this midnight.
+            day = self._nearest_whole(day, -way.value * ONE_DAY)
+        if way is Direction.FORWARD:
+            return self.clock.lands(datetime.combine(day + ONE_DAY, time.min)) - TICK
         return self.clock.leaves(datetime.combine(day, time.min))
 
     def _run(self, moment: datetime, day: date, *, opened: bool) -> Segment:
@@ -430,24 +409,25 @@ class CalendarSegments:
     def _between(
         self, moment: datetime, low: datetime, high: datetime, day: date | None, *, opened: bool
     ) -> Segment:
-        return Segment(self.clock.since(moment, low), self.clock.until(moment, high), opened, day)
+        return Segment(self.clock.near(moment, low), self.clock.near(moment, high), opened, day)
 
     def _alike(self, day: date, step: timedelta, *, opened: bool) -> date:
         """Return the last day of the uninterrupted range of entirely open, or entirely closed,
         days.
         """
         end = day
-        for one, _ in zip(days_from(day, step), range(_LONGEST), strict=False):
-            if not self._whole(one, opened=opened):
+        for following in islice(days_from(day, step), _LONGEST):
+            if not self._whole(following, opened=opened):
                 break
-            end = one
+            end = following
         return end
 
     def _whole(self, day: date, *, opened: bool) -> bool:
         return self.days.is_open(day) is opened and self.days.closes(day) is None
 
     def _nearest_whole(self, day: date, step: timedelta) -> date:
-        whole = (one for one in self.days.may_open(day, step) if self._whole(one, opened=True))
+        days = self.days.may_open(day, step)
+        whole = (near for near in days if self._whole(near, opened=True))
         return next(whole, day + (FARTHEST - 1) * step)
 
 
@@ -479,30 +459,23 @@ _REMARKED = 6
 
 
 @dataclass(frozen=True, slots=True)
-class OnOpenDays:
+class OnOpenDays(BothWays[PlannedRun]):
     """The runs of a timetable on a calendar."""
 
     fires: Timetable
     cuts: CalendarSegments
 
-    def next(self, after: datetime) -> PlannedRun | None:
-        """Return the first run strictly after."""
+    def step(self, moment: datetime, way: Direction) -> PlannedRun | None:
         if self.cuts.roll is Roll.SKIP:
-            return self._next_open(after)
-        fire = self.fires.next(after)
-        if fire is not None and self.cuts.calm(after, fire.nominal):
+            return self._next_open(moment, way)
+        fire = way.step(self.fires, moment)
+        if fire is not None and self.cuts.calm(*sorted((moment, fire.nominal))):
             return self.cuts.planned(fire, None)
-        return self._search(after)
-
-    def previous(self, before: datetime) -> PlannedRun | None:
-        """Return the last run strictly before."""
-        if self.cuts.roll is Roll.SKIP:
-            return self._previous_open(before)
-        fire = self.fires.previous(before)
-        if fire is not None and self.cuts.calm(fire.nominal, before):
-            return self.cuts.planned(fire, None)
-        last = self._search_back(before)
-        return None if last is None else self._search(last - TICK)
+        meeting = self._search(moment, way)
+        if meeting and way is Direction.BACK:
+            # The fires that run at the same instant are joined in their order.
+            meeting = self._search(meeting[0].at - TICK, Direction.FORWARD)
+        return _one_run(meeting) if meeting else None
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs in (after, until]. For a long range with rolls this is at least
@@ -510,18 +483,13 @@ class OnOpenDays:
         """
         rolled = 0
         if self.cuts.roll is not Roll.SKIP:
-            planned = self.next(after)
-            while planned is not None and planned.at <= until:
-                rolled += 1
-                if rolled == _ONE_BY_ONE:
-                    break
-                planned = self.next(planned.at)
-            else:
+            rolled = len(list(islice(walk(self, after, until), _ONE_BY_ONE)))
+            if rolled < _ONE_BY_ONE:
                 return Count(rolled)
         pieces, complete = self._pieces(after, until)
         counts = [self._within(fire, piece, until) for fire, piece in pieces if piece.open]
-        exact = not rolled and complete and all(one.exact for one in counts)
-        return Count(max(rolled, sum(one.number for one in counts)), exact)
+        exact = not rolled and complete and all(count.exact for count in counts)
+        return Count(max(rolled, sum(count.number for count in counts)), exact)
 
     def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return the fire times in (after, until] that do not run: skipped, or rolled onto a fire
@@ -549,84 +517,52 @@ class OnOpenDays:
             nominal, nominal, 1, True, SKIPPED_CALENDAR, f"{self._closed_by()}: {why}{kind}"
         )
 
-    def _next_open(self, after: datetime) -> PlannedRun | None:
+    def _next_open(self, moment: datetime, way: Direction) -> PlannedRun | None:
         for _ in range(_SEARCHED):
-            fire = self.fires.next(after)
+            fire = way.step(self.fires, moment)
             if fire is None:
                 return None
             if not self.cuts.why_closed(fire.nominal):
                 return self.cuts.planned(fire, None)
-            after = self.cuts.piece(fire.nominal).end - TICK
+            moment = self.cuts.piece(fire.nominal).last(way)
         return None
 
-    def _previous_open(self, before: datetime) -> PlannedRun | None:
+    def _search(self, moment: datetime, way: Direction) -> list[PlannedRun]:
+        """Return the nearest run beyond the instant, from all segments whose fires can run then:
+        one for each segment with a fire that runs at this time.
+        """
+        nearest: list[PlannedRun] = []
+        cursor, limit = self.cuts.sources(moment + way.tick, way), None
         for _ in range(_SEARCHED):
-            fire = self.fires.previous(before)
-            if fire is None:
-                return None
-            if not self.cuts.why_closed(fire.nominal):
-                return self.cuts.planned(fire, None)
-            before = self.cuts.piece(fire.nominal).start
-        return None
-
-    def _search(self, after: datetime) -> PlannedRun | None:
-        """Return the first run after the instant, from all segments whose fires can run then."""
-        best: list[PlannedRun] = []
-        cursor, end = self.cuts.sources_after(after + TICK), None
-        for _ in range(_SEARCHED):
-            fire = self.fires.next(cursor)
-            if fire is None or (end is not None and fire.nominal >= end):
+            fire = way.step(self.fires, cursor)
+            if fire is None or (limit is not None and not way.is_beyond(limit, fire.nominal)):
                 break
             piece = self.cuts.piece(fire.nominal)
-            if piece.open and fire.nominal <= after:
-                cursor = min(after, piece.end - TICK)
+            cursor = piece.last(way)
+            if piece.open and not way.is_beyond(fire.nominal, moment):
+                cursor = moment if way.is_beyond(cursor, moment) else cursor
                 continue
-            found = self._first_in(piece, fire, after)
-            if found is not None and (not best or found.at <= best[0].at):
-                best = [*best, found] if best and found.at == best[0].at else [found]
-                end = self.cuts.sources_before(found.at)
-            cursor = piece.end - TICK
-        return _one_run(best) if best else None
+            run = self._nearest_in(piece, fire, moment, way)
+            if run is not None and not (nearest and way.is_beyond(run.at, nearest[0].at)):
+                is_same = nearest and run.at == nearest[0].at
+                nearest = [*nearest, run] if is_same else [run]
+                limit = self.cuts.sources(run.at, way.opposite)
+        return nearest
 
-    def _search_back(self, before: datetime) -> datetime | None:
-        """Return the instant of the last run before the instant."""
-        best: datetime | None = None
-        cursor, start = self.cuts.sources_before(before - TICK), None
-        for _ in range(_SEARCHED):
-            fire = self.fires.previous(cursor)
-            if fire is None or (start is not None and fire.nominal <= start):
-                break
-            piece = self.cuts.piece(fire.nominal)
-            if piece.open and fire.nominal >= before:
-                cursor = max(before, piece.start)
-                continue
-            found = self._last_in(piece, fire, before)
-            if found is not None:
-                best = found.at if best is None else max(best, found.at)
-                start = self.cuts.sources_after(best)
-            cursor = piece.start
-        return best
-
-    def _first_in(self, piece: Segment, fire: Fire, after: datetime) -> PlannedRun | None:
+    def _nearest_in(
+        self, piece: Segment, fire: Fire, moment: datetime, way: Direction
+    ) -> PlannedRun | None:
+        """Return the nearest run of a segment beyond the instant; ``fire`` is its first one."""
         if piece.open or piece.day is None:
             return self.cuts.planned(fire, None) if piece.open else None
-        beyond = self.cuts.beyond(fire, piece.day, after)
-        if beyond >= timedelta(0):
-            later = self.fires.next(fire.nominal + beyond)
-            if later is None or later.nominal >= piece.end:
+        # A run at ``moment`` itself is not beyond it, in either direction.
+        gap = TICK if way is Direction.BACK else timedelta(0)
+        distance = self.cuts.beyond(fire, piece.day, moment - gap)
+        if (distance >= timedelta(0)) is (way is Direction.FORWARD):
+            nearest = way.step(self.fires, fire.nominal + distance + gap)
+            if nearest is None or not piece.start <= nearest.nominal < piece.end:
                 return None
-            fire = later
-        return self.cuts.planned(fire, piece.day)
-
-    def _last_in(self, piece: Segment, fire: Fire, before: datetime) -> PlannedRun | None:
-        if piece.open or piece.day is None:
-            return self.cuts.planned(fire, None) if piece.open else None
-        beyond = self.cuts.beyond(fire, piece.day, before - TICK)
-        if beyond < timedelta(0):
-            earlier = self.fires.previous(fire.nominal + beyond + TICK)
-            if earlier is None or earlier.nominal < piece.start:
-                return None
-            fire = earlier
+            fire = nearest
         return self.cuts.planned(fire, piece.day)
 
     def _rolled(self, fire: Fire) -> tuple[str, PlannedRun | None]:
@@ -636,7 +572,8 @@ class OnOpenDays:
         day = self.cuts.landing(fire.nominal).day
         if day is None:
             return f"; {self.cuts.roll} finds no open day within ten years", None
-        run = self._search(self.cuts.planned(fire, day).at - TICK)
+        meeting = self._search(self.cuts.planned(fire, day).at - TICK, Direction.FORWARD)
+        run = _one_run(meeting) if meeting else None
         if run is None or run.nominal == fire.nominal:
             return "", run
         return f"; by {self.cuts.roll} it meets a fire that runs", None
@@ -645,15 +582,15 @@ class OnOpenDays:
         """Return the segments that contain fires of (after, until], each with its first fire; False
         if there are more.
         """
-        found: list[tuple[Fire, Segment]] = []
-        while len(found) < _MOST_CLOSED:
+        pieces: list[tuple[Fire, Segment]] = []
+        while len(pieces) < _MOST_CLOSED:
             fire = self.fires.next(after)
             if fire is None or fire.nominal > until:
-                return found, True
+                return pieces, True
             piece = self.cuts.piece(fire.nominal)
-            found.append((fire, piece))
+            pieces.append((fire, piece))
             after = piece.end - TICK
-        return found, False
+        return pieces, False
 
     def _within(self, first: Fire, piece: Segment, until: datetime) -> Count:
         return self.fires.count(first.nominal - TICK, min(piece.end - TICK, until))
@@ -671,8 +608,8 @@ class OnOpenDays:
                     reasons[self.cuts.why_closed(moment)] = None
         more = ", …" if len(reasons) > _REMARKED else ""
         listed = ", ".join(islice(reasons, _REMARKED)) + more
-        exact = complete and all(one.exact for one in counts)
-        number = sum(one.number for one in counts)
+        exact = complete and all(count.exact for count in counts)
+        number = sum(count.number for count in counts)
         reason = f"{self._closed_by()}: {listed}"
         return SkippedRange(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
 
@@ -686,10 +623,10 @@ class OnOpenDays:
                 fire, min(piece.end - TICK, until), max(1, _ONE_BY_ONE // len(left))
             )
             exact = exact and whole
-            for one in fires:
-                kind, run = self._rolled(one)
+            for closed_fire in fires:
+                kind, run = self._rolled(closed_fire)
                 if run is None:
-                    by_kind.setdefault(kind, []).append(one.nominal)
+                    by_kind.setdefault(kind, []).append(closed_fire.nominal)
         return [
             SkippedRange(
                 fires[0],
@@ -706,13 +643,8 @@ class OnOpenDays:
         """Return the fires from this one on up to ``until``, limited in number; False if there are
         more.
         """
-        found, following = [fire], self.fires.next(fire.nominal)
-        while following is not None and following.nominal <= until:
-            if len(found) == most:
-                return found, False
-            found.append(following)
-            following = self.fires.next(following.nominal)
-        return found, True
+        fires = [fire, *islice(walk(self.fires, fire.nominal, until), most)]
+        return fires[:most], len(fires) <= most
 
     def _last(self, piece: Segment | None, until: datetime) -> datetime:
         fire = self.fires.previous(until + TICK if piece is None else min(piece.end, until + TICK))
@@ -724,10 +656,10 @@ class OnOpenDays:
 
 def _one_run(meeting: list[PlannedRun]) -> PlannedRun:
     """Return the one run of all fires at the same instant, with a remark about the others."""
-    run, *others = sorted(meeting, key=lambda one: (one.rolled, one.nominal))
+    run, *others = sorted(meeting, key=lambda other: (other.rolled, other.nominal))
     words = [
-        f"also for {one.nominal:%Y-%m-%dT%H:%M:%SZ}, {one.remarks[-1]}"
-        for one in others[:_REMARKED]
+        f"also for {other.nominal:%Y-%m-%dT%H:%M:%SZ}, {other.remarks[-1]}"
+        for other in others[:_REMARKED]
     ]
     return replace(run, remarks=(*run.remarks, *words)) if words else run
 
@@ -737,7 +669,7 @@ def _one_run(meeting: list[PlannedRun]) -> PlannedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Overridden:
+class Overridden(BothWays[PlannedRun]):
     """The runs of ``rest``, which does not contain the overridden fire times, and the runs that
     replace them.
 
@@ -754,23 +686,18 @@ class Overridden:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_at", [run.at for run in self.runs])
 
-    def next(self, after: datetime) -> PlannedRun | None:
-        """Return the first run strictly after."""
-        found, place = self.rest.next(after), bisect_right(self._at, after)
-        own = self.runs[place] if place < len(self.runs) else None
-        return found if own is None or (found is not None and found.at <= own.at) else own
-
-    def previous(self, before: datetime) -> PlannedRun | None:
-        """Return the last run strictly before."""
-        found, place = self.rest.previous(before), bisect_left(self._at, before)
-        own = self.runs[place - 1] if place else None
-        return found if own is None or (found is not None and found.at >= own.at) else own
+    def step(self, moment: datetime, way: Direction) -> PlannedRun | None:
+        run, place = way.step(self.rest, moment), way.place(self._at, moment)
+        if place is None:
+            return run
+        own = self.runs[place]
+        return own if run is None or way.is_beyond(run.at, own.at) else run
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs in (after, until]."""
-        found = self.rest.count(after, until)
+        counted = self.rest.count(after, until)
         own = self._at[bisect_right(self._at, after) : bisect_right(self._at, until)]
-        return replace(found, number=found.number + sum(not self._is_taken(at) for at in own))
+        return replace(counted, number=counted.number + sum(not self._is_taken(at) for at in own))
 
     def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return the fire times in (after, until] that do not run."""
@@ -797,7 +724,10 @@ class Overridden:
         return self.rest.at_nominal(nominal) if own is None else own
 
     def _left_out(self) -> list[tuple[datetime, str]]:
-        skipped = [(one.fire_time, f"skipped by hand{_because(one)}") for one in self.skipped]
+        skipped = [
+            (override.fire_time, f"skipped by hand{_because(override)}")
+            for override in self.skipped
+        ]
         met = [*self.met, *(run for run in self.runs if self._is_taken(run.at))]
         return [
             *skipped,
@@ -805,45 +735,50 @@ class Overridden:
         ]
 
     def _is_taken(self, at: datetime) -> bool:
-        found = self.rest.next(at - TICK)
-        return found is not None and found.at == at
+        run = self.rest.next(at - TICK)
+        return run is not None and run.at == at
 
 
 def checked(overrides: Iterable[Override]) -> list[Override]:
     """Return the overrides with their instants in UTC; raises InvalidSchedule if they contradict
     each other.
     """
-    found: dict[datetime, Override] = {}
-    for one in overrides:
-        if one.action not in set(Action):
-            raise InvalidSchedule(f"override action={one.action!r}: give SKIP, MOVE or ADD.")
-        if (one.action == Action.MOVE) != (one.move_to is not None):
+    by_fire_time: dict[datetime, Override] = {}
+    for override in overrides:
+        if override.action not in set(Action):
+            raise InvalidSchedule(f"override action={override.action!r}: give SKIP, MOVE or ADD.")
+        if (override.action == Action.MOVE) != (override.move_to is not None):
             raise InvalidSchedule(
-                f"override of {one.fire_time}: MOVE, and nothing else, takes move_to."
+                f"override of {override.fire_time}: MOVE, and nothing else, takes move_to."
             )
-        fire_time = one.fire_time.astimezone(UTC)
-        if fire_time in found:
+        fire_time = override.fire_time.astimezone(UTC)
+        if fire_time in by_fire_time:
             raise InvalidSchedule(f"override of {fire_time}: there are two; a fire time has one.")
-        found[fire_time] = replace(
-            one, fire_time=fire_time, move_to=one.move_to and one.move_to.astimezone(UTC)
+        by_fire_time[fire_time] = replace(
+            override,
+            fire_time=fire_time,
+            move_to=override.move_to and override.move_to.astimezone(UTC),
         )
-    return list(found.values())
+    return list(by_fire_time.values())
 
 
-def _run(one: Override) -> PlannedRun:
-    if one.move_to is None:
+def _run(override: Override) -> PlannedRun:
+    if override.move_to is None:
         return PlannedRun(
-            one.fire_time, one.fire_time, (f"added by hand{_because(one)}",), overridden=True
+            override.fire_time,
+            override.fire_time,
+            (f"added by hand{_because(override)}",),
+            overridden=True,
         )
     remark = (
-        f"moved by hand from {one.fire_time:%Y-%m-%dT%H:%M:%SZ} to"
-        f" {one.move_to:%Y-%m-%dT%H:%M:%SZ}{_because(one)}"
+        f"moved by hand from {override.fire_time:%Y-%m-%dT%H:%M:%SZ} to"
+        f" {override.move_to:%Y-%m-%dT%H:%M:%SZ}{_because(override)}"
     )
-    return PlannedRun(one.fire_time, one.move_to, (remark,), overridden=True)
+    return PlannedRun(override.fire_time, override.move_to, (remark,), overridden=True)
 
 
-def _because(one: Override) -> str:
-    return f": {one.reason}" if one.reason else ""
+def _because(override: Override) -> str:
+    return f": {override.reason}" if override.reason else ""
 
 
 # Composes an agenda of the layers that a schedule needs.
@@ -867,10 +802,13 @@ def agenda(
     """
     if start is not None and start.year > LAST_YEAR:
         raise InvalidSchedule(
-            f"start_time={start}: schedules are computed up to the year {LAST_YEAR}."
+            f"start_time={start}: schedules are computed up to the year {LAST_YEAR}.",
+            option="start_time",
         )
     if start is not None and end is not None and end < start:
-        raise InvalidSchedule(f"end_time={end} is before start_time={start}: no fire lies between.")
+        raise InvalidSchedule(
+            f"end_time={end} is before start_time={start}: no fire lies between.", option="end_time"
+        )
     fires = timetable
     if start is not None or end is not None:
         fires = BoundedTimetable(
@@ -878,7 +816,9 @@ def agenda(
         )
     own = {override: fire_at(fires, override.fire_time) for override in checked(overrides)}
     # The others have no effect: the schedule does not fire at their time.
-    effective = [one for one, fire in own.items() if one.action == Action.ADD or fire is not None]
+    effective = [
+        change for change, fire in own.items() if change.action == Action.ADD or fire is not None
+    ]
     if effective:
         out = (override.fire_time for override, fire in own.items() if fire is not None)
         fires = TimetableExcept(fires, frozenset(out))
@@ -890,9 +830,9 @@ def agenda(
     if not effective:
         return rest
     runs = sorted(
-        (_run(one) for one in effective if one.action != Action.SKIP),
+        (_run(change) for change in effective if change.action != Action.SKIP),
         key=lambda run: (run.at, run.nominal),
     )
     met = tuple(late for early, late in pairwise(runs) if early.at == late.at)
-    skipped = tuple(one for one in effective if one.action == Action.SKIP)
+    skipped = tuple(change for change in effective if change.action == Action.SKIP)
     return Overridden(rest, tuple(run for run in runs if run not in met), met, skipped)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.schedules.timetables.builder import checked, timetable
+from django_durable_tasks.schedules.timetables.types import walk
 
 # A calendar is a snapshot of dates. A new release of the ``holidays`` package changes no schedule
 # until the calendar is imported again.
@@ -58,11 +59,11 @@ class BusinessDays:
 
     def __post_init__(self) -> None:
         working = tuple(sorted(set(self.working_days)))
-        special = tuple(sorted(self.special, key=lambda one: one.day))
+        special = tuple(sorted(self.special, key=lambda day: day.day))
         _check(self.name, working, special)
         object.__setattr__(self, "working_days", working)
         object.__setattr__(self, "special", special)
-        object.__setattr__(self, "_by_date", {one.day: one for one in special})
+        object.__setattr__(self, "_by_date", {day.day: day for day in special})
         object.__setattr__(self, "_hash", hash((self.name, working, special)))
 
     def __hash__(self) -> int:
@@ -141,11 +142,11 @@ def combined(calendars: Sequence[BusinessDays]) -> BusinessDays:
     if len(calendars) == 1:
         return calendars[0]
     working = set(calendars[0].working_days).intersection(
-        *(one.working_days for one in calendars[1:])
+        *(calendar.working_days for calendar in calendars[1:])
     )
-    dates = sorted({special.day for one in calendars for special in one.special})
+    dates = sorted({special.day for calendar in calendars for special in calendar.special})
     return BusinessDays(
-        name=" + ".join(one.name for one in calendars),
+        name=" + ".join(calendar.name for calendar in calendars),
         working_days=tuple(working),
         special=tuple(_joined(day, calendars) for day in dates),
     )
@@ -162,7 +163,7 @@ def from_holidays(
     """
     wanted = sorted(set(years))
     if not 1 <= len(wanted) <= MOST_YEARS:
-        raise InvalidCalendar(f"years={wanted!r}: give 1 to {MOST_YEARS} years.")
+        raise InvalidCalendar.of("years", wanted, f"give 1 to {MOST_YEARS} years.")
     try:
         package: Any = importlib.import_module("holidays")
     except ImportError as error:
@@ -173,14 +174,14 @@ def from_holidays(
     exchange = country in package.list_supported_financial()
     source = package.financial_holidays if exchange else package.country_holidays
     try:
-        found = source(country, subdiv=subdivision, years=wanted, language=_NAMES_IN)
+        holidays = source(country, subdiv=subdivision, years=wanted, language=_NAMES_IN)
     except NotImplementedError as error:
         raise InvalidCalendar(
             f"country={country!r}, subdivision={subdivision!r}: {error}"
         ) from error
     return tuple(
         SpecialDay(day, DayKind.CLOSED, name)
-        for day, name in sorted(found.items())
+        for day, name in sorted(holidays.items())
         if day.year in wanted
     )
 
@@ -188,11 +189,15 @@ def from_holidays(
 def _joined(day: date, calendars: Sequence[BusinessDays]) -> SpecialDay:
     """Return the exception for this date in the combination of all calendars."""
     shut = [
-        one.why_closed(datetime.combine(day, time.min)) for one in calendars if not one.is_open(day)
+        calendar.why_closed(datetime.combine(day, time.min))
+        for calendar in calendars
+        if not calendar.is_open(day)
     ]
     if shut:
         return SpecialDay(day, DayKind.CLOSED, " / ".join(dict.fromkeys(shut)))
-    specials = [special for one in calendars if (special := one._by_date.get(day)) is not None]
+    specials = [
+        special for calendar in calendars if (special := calendar._by_date.get(day)) is not None
+    ]
     name = " / ".join(dict.fromkeys(special.name for special in specials if special.name))
     hours = [special.until for special in specials if special.until is not None]
     return SpecialDay(day, DayKind.HALF if hours else DayKind.OPEN, name, min(hours, default=None))
@@ -216,12 +221,13 @@ def _check(name: str, working: tuple[object, ...], special: tuple[SpecialDay, ..
             raise InvalidCalendar(
                 f"{calendar}: {after.day} is given twice; a date can have only one kind."
             )
-    for one in special:
-        if (one.kind is DayKind.HALF) != (one.until is not None):
+    for date_given in special:
+        if (date_given.kind is DayKind.HALF) != (date_given.until is not None):
             raise InvalidCalendar(
-                f"{calendar}: {one.day} is {one.kind}: a half day, and no other, has `until`."
+                f"{calendar}: {date_given.day} is {date_given.kind}: a half day, and no other, has"
+                " `until`."
             )
-    if not working and all(one.kind is DayKind.CLOSED for one in special):
+    if not working and all(date_given.kind is DayKind.CLOSED for date_given in special):
         raise InvalidCalendar(f"{calendar} has no working day: give it weekdays or open dates.")
 
 
@@ -250,7 +256,7 @@ class _Event:
     properties: list[_Property] = field(default_factory=list)
 
     def get(self, name: str) -> _Property | None:
-        return next((one for one in self.properties if one.name == name), None)
+        return next((line for line in self.properties if line.name == name), None)
 
     def text(self, name: str) -> str:
         line = self.get(name)
@@ -267,7 +273,7 @@ def from_ics(text: str, years: Sequence[int]) -> tuple[SpecialDay, ...]:
     Raises InvalidCalendar with the number of the line.
     """
     if not 1 <= len(years) <= MOST_YEARS:
-        raise InvalidCalendar(f"years={years!r}: give 1 to {MOST_YEARS} years.")
+        raise InvalidCalendar.of("years", years, f"give 1 to {MOST_YEARS} years.")
     first, last = date(min(years), 1, 1), date(max(years), 12, 31)
     events = [event for event in _events(text) if event.text("STATUS").upper() != "CANCELLED"]
     replaced = {
@@ -301,7 +307,9 @@ def _days(
 
 def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
     start = _day_of_property(_start(event))
-    lines = [one for one in event.properties if one.name in _RECURRENCE]
+    lines = [
+        property_line for property_line in event.properties if property_line.name in _RECURRENCE
+    ]
     if event.get("RECURRENCE-ID") is not None or not lines:
         yield start
         return
@@ -317,10 +325,8 @@ def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
     except InvalidSchedule as error:
         raise InvalidCalendar(f"line {lines[0].number}: {error}") from error
     recurring = timetable(parts, zone="UTC", anchor=_midnight(start))
-    fire = recurring.next(_midnight(first) - timedelta(seconds=1))
-    while fire is not None and fire.nominal.date() <= last:
-        yield fire.nominal.date()
-        fire = recurring.next(fire.nominal)
+    fires = walk(recurring, _midnight(first) - timedelta(seconds=1))
+    yield from takewhile(lambda day: day <= last, (fire.nominal.date() for fire in fires))
 
 
 def _length(event: _Event) -> int:
@@ -328,8 +334,8 @@ def _length(event: _Event) -> int:
     begin, end, duration = _start(event), event.get("DTEND"), event.get("DURATION")
     _check_whole(begin)
     if duration is not None:
-        found = _DURATION.fullmatch(duration.value)
-        days = (int(found[1]) * 7 if found[1] else int(found[2])) if found else 0
+        match = _DURATION.fullmatch(duration.value)
+        days = (int(match[1]) * 7 if match[1] else int(match[2])) if match else 0
         number = duration.number
     elif end is not None:
         _check_whole(end)
@@ -348,8 +354,8 @@ def _start(event: _Event) -> _Property:
 
 
 def _check_whole(line: _Property) -> None:
-    found = _STAMP.fullmatch(line.value)
-    if found and found[2] not in {None, "000000"}:
+    match = _STAMP.fullmatch(line.value)
+    if match and match[2] not in {None, "000000"}:
         _refuse(
             line.number,
             f"{line.name}:{line.value} has a time of day; only events of whole days close a day",
@@ -357,11 +363,11 @@ def _check_whole(line: _Property) -> None:
 
 
 def _day_of_property(line: _Property) -> date:
-    found = _STAMP.match(line.value)
+    match = _STAMP.match(line.value)
     try:
-        if found is None:
+        if match is None:
             raise ValueError("it is written as 20261225")
-        return datetime.strptime(found[1], "%Y%m%d").replace(tzinfo=UTC).date()
+        return datetime.strptime(match[1], "%Y%m%d").replace(tzinfo=UTC).date()
     except ValueError as error:
         raise InvalidCalendar(
             f"line {line.number}: {line.name}:{line.value[:40]} is no date ({error})."
@@ -407,10 +413,10 @@ def _lines(text: str) -> Iterator[_Property]:
     if not folded or folded[0][1][0].strip().upper() != "BEGIN:VCALENDAR":
         _refuse(folded[0][0] if folded else 1, "an iCalendar file begins with BEGIN:VCALENDAR")
     for number, parts in folded:
-        found = _LINE.fullmatch("".join(parts))
-        if found is None:
+        match = _LINE.fullmatch("".join(parts))
+        if match is None:
             _refuse(number, f"{parts[0][:40]!r} is no line of an iCalendar file (NAME:value)")
-        yield _Property(number, found[1].upper(), found[3].strip())
+        yield _Property(number, match[1].upper(), match[3].strip())
 
 
 def _refuse(number: int, why: str) -> NoReturn:

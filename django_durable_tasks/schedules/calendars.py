@@ -151,7 +151,10 @@ def _audited(calendar: Calendar | None) -> dict[str, Any]:
     if calendar is None:
         return {}
     names = ("name", "description", "working_days", "origin")
-    days = [[one.day, one.kind, one.until, one.name] for one in calendar.special]
+    days = [
+        [special_day.day, special_day.kind, special_day.until, special_day.name]
+        for special_day in calendar.special
+    ]
     return {name: getattr(calendar, name) for name in names} | {"days": days}
 
 

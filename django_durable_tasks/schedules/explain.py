@@ -26,11 +26,12 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.cluster import lease_name
 from django_durable_tasks.option_values import checked_count, checked_key, checked_name, instant
 from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
-from django_durable_tasks.schedules.agenda import TICK, Agenda, PlannedRun, SkippedRange
+from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, SkippedRange
 from django_durable_tasks.schedules.lifecycle import not_a_fire_time, recurring, utc
 from django_durable_tasks.schedules.misfires import QUARANTINED, RUN, effective, named
 from django_durable_tasks.schedules.options import KINDS, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of, check, readable
+from django_durable_tasks.schedules.timetables.types import TICK
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago

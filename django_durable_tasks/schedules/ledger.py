@@ -110,7 +110,7 @@ def _write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
     if all(entry.request_id is None for entry in entries):
         stored = stored.filter(unique_fire_time__in={entry.fire_time for entry in entries})
     # An entry with another task was inserted first by another transaction.
-    return {found for found in stored.values_list("task_id", flat=True) if found in wanted}
+    return {task_id for task_id in stored.values_list("task_id", flat=True) if task_id in wanted}
 
 
 @_write.on(POSTGRESQL)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Annotated, Any
 
 from django.db import IntegrityError
@@ -29,7 +30,7 @@ from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, tick_plan, writes
-from django_durable_tasks.schedules.agenda import TICK, Agenda, Override, PlannedRun
+from django_durable_tasks.schedules.agenda import Agenda, Override, PlannedRun
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.schedules.schedule_cache import (
     agenda_of,
@@ -38,7 +39,7 @@ from django_durable_tasks.schedules.schedule_cache import (
     overrides_of,
     stored_overrides,
 )
-from django_durable_tasks.schedules.timetables.types import Fire
+from django_durable_tasks.schedules.timetables.types import TICK, Fire, walk
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -70,22 +71,20 @@ def meant_fire_time(row: RecurringTask, at: datetime) -> datetime:
     last = end_of(at)
     if last == at:
         return at
-    found = set[datetime]()
     end = last if row.end_time is None else min(last, row.end_time)
-    times = fire_times_of(row)
-    fire = times.next(max(at, row.start_time) - TICK)
-    while fire is not None and fire.nominal <= end and len(found) < _TOO_MANY:
-        found.add(fire.nominal)
-        fire = times.next(fire.nominal)
+    fires = walk(fire_times_of(row), max(at, row.start_time) - TICK, end)
+    meant = {fire.nominal for fire in islice(fires, _TOO_MANY)}
     within = Q(fire_time__range=(at, last))
     # Two conditions, because the unique key serves one and the partial index the other.
     recorded_within = Q(unique_fire_time__range=(at, last)) | (
         Q(unique_fire_time__isnull=True, last_fire_time__isnull=True) & within
     )
-    found.update(one.fire_time for one in overrides_of(row) if at <= one.fire_time <= last)
+    meant.update(
+        override.fire_time for override in overrides_of(row) if at <= override.fire_time <= last
+    )
     recorded = ledger.ledger().filter(recorded_within, recurring_task=row.pk)
-    found.update(recorded.values_list("fire_time", flat=True)[:_TOO_MANY])
-    return found.pop() if len(found) == 1 else at
+    meant.update(recorded.values_list("fire_time", flat=True)[:_TOO_MANY])
+    return meant.pop() if len(meant) == 1 else at
 
 
 def utc(instant: datetime) -> str:
@@ -149,8 +148,8 @@ def recurring() -> RecurringTaskQuerySet:
 
 def locked(row: RecurringTask) -> RecurringTask:
     """Read the row again and lock it with SELECT FOR UPDATE; call it inside ``atomic()``."""
-    found: RecurringTask = recurring().select_for_update().get(pk=row.pk)
-    return found
+    schedule: RecurringTask = recurring().select_for_update().get(pk=row.pk)
+    return schedule
 
 
 @retry_on_deadlock
@@ -391,7 +390,9 @@ def snooze(
 def _pause(row: RecurringTask, schedule: RecurringTask, reason: str, wake: datetime | None) -> None:
     now = database_now()
     if wake is not None and wake <= now:
-        raise InvalidOption(f"until={wake.isoformat()} is not after now, {now.isoformat()}.")
+        raise InvalidOption(
+            f"until={wake.isoformat()} is not after now, {now.isoformat()}.", option="until"
+        )
     schedule.paused_at = schedule.paused_at if schedule.status == RecurringStatus.PAUSED else now
     schedule.status, schedule.status_by = RecurringStatus.PAUSED, current_actor().by[:200]
     schedule.status_reason = reason[:200]
@@ -566,7 +567,7 @@ def override(
     """
     when, target = instant("fire_time", fire_time).astimezone(UTC), None
     if action not in set(Action):
-        raise InvalidSchedule(f"action={action!r}: give SKIP, MOVE or ADD.")
+        raise InvalidSchedule.of("action", action, "give SKIP, MOVE or ADD.")
     if (action == Action.MOVE) != (move_to is not None):
         raise InvalidSchedule("move_to goes with MOVE, and MOVE with move_to.")
     if move_to is not None:
@@ -648,14 +649,16 @@ def _check(
     existing = agenda.at_nominal(when)
     if action == Action.ADD and existing is not None:
         raise InvalidSchedule(
-            f"fire_time={when.isoformat()} is a fire time of {row.name!r} already."
+            f"fire_time={when.isoformat()} is a fire time of {row.name!r} already.",
+            option="fire_time",
         )
     if action != Action.ADD and existing is None:
         explanation = not_a_fire_time(row, agenda, when)
-        raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}")
+        raise InvalidSchedule(f"fire_time={when.isoformat()}: {explanation}", option="fire_time")
     if isinstance(existing, PlannedRun) and existing.at <= row.watermark_at:
         raise TransitionRefused(
-            f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}."
+            f"fire_time={when.isoformat()} of {row.name!r} has run, at {existing.at.isoformat()}.",
+            option="fire_time",
         )
 
 
@@ -664,7 +667,8 @@ def _refuse_past(row: RecurringTask, when: datetime, now: datetime, field: str) 
     if when <= through:
         raise TransitionRefused(
             f"{field}={when.isoformat()} is past: fire times up to {through.isoformat()} are"
-            " decided. For a run of a past fire time use backfill()."
+            " decided. For a run of a past fire time use backfill().",
+            option=field,
         )
 
 
@@ -676,7 +680,8 @@ def _refuse_recorded(row: RecurringTask, when: datetime) -> None:
     if entry is not None:
         raise TransitionRefused(
             f"fire_time={when.isoformat()} of {row.name!r} is already in the ledger:"
-            f" {entry.outcome}."
+            f" {entry.outcome}.",
+            option="fire_time",
         )
 
 
@@ -707,11 +712,10 @@ def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
             return
         after = first.at + _DAY - TICK
         counted = agenda.count(first.at - TICK, after)
-        number, run = counted.number, None if counted.exact else first
-        if run is not None:
-            number = 0
-        while run is not None and run.at <= after and number <= most:
-            number, run = number + 1, agenda.next(run.at)
+        number = counted.number
+        if not counted.exact:
+            runs = walk(agenda, first.at - TICK, after)
+            number = sum(1 for _run in islice(runs, most + 1))
         if number > most:
             raise InvalidSchedule(
                 f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"

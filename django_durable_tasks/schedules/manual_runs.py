@@ -42,7 +42,7 @@ from django_durable_tasks.operations.operation import (
 )
 from django_durable_tasks.option_values import checked_count, checked_key, instant
 from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
-from django_durable_tasks.schedules.agenda import TICK, PlannedRun, SkippedRange
+from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.lifecycle import (
     locked,
@@ -59,6 +59,7 @@ from django_durable_tasks.schedules.schedule_cache import (
     overrides_of,
     readable,
 )
+from django_durable_tasks.schedules.timetables.types import TICK, walk
 from django_durable_tasks.states import claims, endings, inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -123,12 +124,14 @@ def trigger_now(
     try:
         with recorded("schedule.run_now") as entry:
             entry.subject("schedule", row.pk, row.tenant_id)
-            now, found = database_now(), locked(row)
-            refuse_ended(found, "triggered")
-            known = ledger.ledger().filter(recurring_task=found.pk, request_id=request_id).first()
+            now, schedule = database_now(), locked(row)
+            refuse_ended(schedule, "triggered")
+            known = (
+                ledger.ledger().filter(recurring_task=schedule.pk, request_id=request_id).first()
+            )
             task_id = known.task_id if known else None
             if task_id is None:
-                task_id = _create(found, now, request_id, comment("", actor.by, actor.reason))
+                task_id = _create(schedule, now, request_id, comment("", actor.by, actor.reason))
                 entry.detail(task=task_id, request_id=request_id)
     except IntegrityError as taken:
         raise UniqueConflict(
@@ -343,25 +346,25 @@ def backfill(
     with recorded("schedule.backfill") as entry:
         entry.subject("schedule", row.pk, row.tenant_id)
         now = database_now()
-        found = recurring().get(pk=row.pk) if dry_run else locked(row)
-        _refuse(found, first, last, now)
-        last = min(now, max(last, lifecycle.meant_fire_time(found, last)))
-        fires = _fire_times(found, first, last, limit)
+        schedule = recurring().get(pk=row.pk) if dry_run else locked(row)
+        _refuse(schedule, first, last, now)
+        last = min(now, max(last, lifecycle.meant_fire_time(schedule, last)))
+        fires = _fire_times(schedule, first, last, limit)
         recorded_fires = ledger.ledger().filter(
-            recurring_task=found.pk, unique_fire_time__range=(first, last)
+            recurring_task=schedule.pk, unique_fire_time__range=(first, last)
         )
         entries = {record.fire_time: record for record in recorded_fires}
-        steps = _steps(found, fires, entries, mode)
+        steps = _steps(schedule, fires, entries, mode)
         if not dry_run:
             ordered = steps if direction == CatchUpOrder.OLDEST else steps[::-1]
-            done = _carry_out(found, now, concurrency, ordered, entries)
+            done = _carry_out(schedule, now, concurrency, ordered, entries)
             steps = sorted(done, key=lambda step: step.fire_time)
             # Nothing is recorded if no task was created or replayed.
             changed = Counter(
                 step.action.lower() for step in steps if step.action != BackfillAction.UNCHANGED
             )
             entry.detail(**({"range": [first, last], **changed} if changed else {}))
-        remark = _remark(found, first, last, any_fires=bool(steps))
+        remark = _remark(schedule, first, last, any_fires=bool(steps))
     return BackfillReport(start=first, end=last, dry_run=dry_run, steps=tuple(steps), remark=remark)
 
 
@@ -382,21 +385,26 @@ def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bo
 
 def _choice(option: str, value: str, choices: Any) -> Any:
     if value not in set(choices):
-        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(choices)}.")
+        raise InvalidOption.of(option, value, f"give one of {', '.join(choices)}.")
     return choices(value)
 
 
 def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -> None:
     if end < start:
-        raise InvalidOption(f"end={end.isoformat()} is before start={start.isoformat()}.")
+        raise InvalidOption(
+            f"end={end.isoformat()} is before start={start.isoformat()}.", option="end"
+        )
     if end > now:
         raise InvalidOption(
-            f"end={as_text(end)} is after now, {as_text(now)}. Later fire times run by themselves."
+            f"end={as_text(end)} is after now, {as_text(now)}. Later fire times run by themselves.",
+            option="end",
         )
     if row.ledger_from is not None and start <= row.ledger_from:
         raise InvalidOption(
             f"start={start.isoformat()}: the ledger of {row.name!r} is kept after"
-            f" {row.ledger_from.isoformat()}; give a later start, because earlier runs are unknown."
+            f" {row.ledger_from.isoformat()}; give a later start, because earlier runs are"
+            " unknown.",
+            option="start",
         )
 
 
@@ -404,24 +412,21 @@ def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) 
     """Return all fire times of the range, also those that a calendar or an override removes, and
     added ones.
     """
-    times = fire_times_of(row)
     first = max(start, row.start_time)
     last = end if row.end_time is None else min(end, row.end_time)
-    found = {
-        one.fire_time
-        for one in overrides_of(row)
-        if one.action == Action.ADD and start <= one.fire_time <= end
+    fire_times = {
+        override.fire_time
+        for override in overrides_of(row)
+        if override.action == Action.ADD and start <= override.fire_time <= end
     }
-    fire = times.next(first - TICK)
-    while fire is not None and fire.nominal <= last:
-        found.add(fire.nominal)
-        if len(found) > limit:
+    for fire in walk(fire_times_of(row), first - TICK, last):
+        fire_times.add(fire.nominal)
+        if len(fire_times) > limit:
             raise InvalidOption(
                 f"There are more than {limit} fire times from {start.isoformat()} to"
                 f" {end.isoformat()}: give a shorter range, or a higher limit."
             )
-        fire = times.next(fire.nominal)
-    return sorted(found)
+    return sorted(fire_times)
 
 
 def _steps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
@@ -12,6 +12,7 @@ from itertools import islice
 from django_durable_tasks.choices import CatchUp, CatchUpOrder, FireOutcome, Overlap
 from django_durable_tasks.limits.scopes import Open
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, SkippedRange
+from django_durable_tasks.schedules.timetables.types import TICK, Direction, walk
 
 QUARANTINED = "QUARANTINED"
 """The status reason of a schedule that could not be triggered; the row also contains the error."""
@@ -62,7 +63,6 @@ CATCHUP_WINDOW, MAX_CATCHUP_RUNS, COALESCED, SKIPPED = (
     "COALESCED",
     "SKIP_MISSED",
 )
-_INSTANT = timedelta(microseconds=1)
 _IN_ORDER = 1e-6  # seconds between runs that wait for each other, to keep their order
 
 
@@ -108,7 +108,7 @@ def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -
     if first.at >= on_time_from:
         return _on_time(agenda, first, now)
     missed, caught_up = _misfired(agenda, first, watermark, on_time_from, now, policy)
-    fresh = _next(agenda, on_time_from - _INSTANT)
+    fresh = _next(agenda, on_time_from - TICK)
     if fresh is None or fresh.at > now:
         return Choice(tuple(caught_up), tuple(missed), now, fresh)
     on_time = _on_time(agenda, fresh, now)
@@ -174,12 +174,13 @@ def _misfired(
         if policy.window is not None
         else watermark
     )
-    newest = [planned for planned in islice(_backwards(agenda, last), most) if planned.at > oldest]
+    backwards = walk(agenda, before, way=Direction.BACK)
+    newest = [planned for planned in islice(backwards, most) if planned.at > oldest]
     # The ranges before the oldest fire that runs: those outside of the catch-up window, and those
     # above the catch-up limit.
     missed = []
     if oldest > watermark and first.at <= oldest:
-        shut_out = min(_last(agenda, oldest + _INSTANT), last, key=lambda planned: planned.at)
+        shut_out = min(_last(agenda, oldest + TICK), last, key=lambda planned: planned.at)
         missed.append(_range(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
     begin = agenda.next(oldest)
     if newest and begin is not None and begin.at < newest[-1].at:
@@ -190,13 +191,6 @@ def _misfired(
         ChosenFire(planned, True, number * max(policy.pace, _IN_ORDER))
         for number, planned in enumerate(ordered)
     ]
-
-
-def _backwards(agenda: Agenda, last: PlannedRun) -> Iterator[PlannedRun]:
-    planned: PlannedRun | None = last
-    while planned is not None:
-        yield planned
-        planned = agenda.previous(planned.at)
 
 
 # What happens at a fire time while tasks with the same overlap key are open. The decision precedes
@@ -221,7 +215,9 @@ class OverlapDecision:
 
 def named(opened: Sequence[Open], key: uuid.UUID) -> str:
     """Return the name of the blocking task or run for the ledger."""
-    return f"{RUN if any(one.workflow and one.task_id == key for one in opened) else 'task'} {key}"
+    return (
+        f"{RUN if any(task.workflow and task.task_id == key for task in opened) else 'task'} {key}"
+    )
 
 
 def decide(overlap: Overlap, opened: Sequence[Open], *, caught_up: bool = False) -> OverlapDecision:

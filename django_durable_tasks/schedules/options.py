@@ -42,8 +42,8 @@ _BESIDE = {
 def _text(most: int) -> Callable[[str, Any], str]:
     def text(option: str, value: Any) -> str:
         if not isinstance(value, str) or len(value) > most:
-            raise InvalidOption(
-                f"{option}={str(value)[:50]!r}: give a text of at most {most} characters."
+            raise InvalidOption.of(
+                option, str(value)[:50], f"give a text of at most {most} characters."
             )
         return value
 
@@ -57,18 +57,19 @@ def _call_options(option: str, value: Any) -> dict[str, Any]:
     """Return the options of each run's call; raises an error for options that the schedule itself
     sets.
     """
-    found = _dict(option, value)
+    options = _dict(option, value)
     for own in _OWN:
-        if own in found:
+        if own in options:
             raise InvalidOption(
-                f"{option} holds {own!r}: each run has its own from the schedule; leave it out."
+                f"{option} holds {own!r}: each run has its own from the schedule; leave it out.",
+                option=option,
             )
-    return found
+    return options
 
 
 def _dict(option: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{option}={value!r}: give a mapping.")
+        raise InvalidOption.of(option, value, "give a mapping.")
     return dict(value)
 
 
@@ -99,7 +100,7 @@ def _count(option: str, value: Any) -> int:
 
 def _choice(option: str, value: Any) -> str:
     if value not in set(CHOICES[option]):
-        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(CHOICES[option])}.")
+        raise InvalidOption.of(option, value, f"give one of {', '.join(CHOICES[option])}.")
     return str(value)
 
 
@@ -142,19 +143,19 @@ def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False
         if option not in known:
             hint = did_you_mean(option, known) or f"It has: {', '.join(sorted(known))}."
             raise InvalidOption(f"A recurring task has no option {option!r}. {hint}")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for option, check in _CHECKS.items():
         if option in given:
             value, column = given[option], COLUMNS.get(option, option)
-            found[column] = None if value is None and option in NULLABLE else check(option, value)
-    found |= _jitter(given["jitter"]) if "jitter" in given else {}
+            values[column] = None if value is None and option in NULLABLE else check(option, value)
+    values |= _jitter(given["jitter"]) if "jitter" in given else {}
     parts = _parts(given)
     if parts is not None:
-        zone = found.get("time_zone", "UTC")
+        zone = values.get("time_zone", "UTC")
         timetable = checked_parts(parts, zone=zone, seed=name, allow_never=may_never_fire)
         alone = timetable[0].get("interval") if len(timetable) == 1 else None
-        found |= {"timetable": timetable, "interval_seconds": alone}
-    return found
+        values |= {"timetable": timetable, "interval_seconds": alone}
+    return values
 
 
 def _parts(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -178,7 +179,9 @@ def _values(kind: str, value: Any) -> list[Any]:
     """
     several = list(value) if isinstance(value, list | tuple) else [value]
     if kind == "at":
-        return [[one.isoformat() if isinstance(one, datetime) else one for one in several]]
+        return [
+            [moment.isoformat() if isinstance(moment, datetime) else moment for moment in several]
+        ]
     return several
 
 
@@ -189,8 +192,8 @@ def _jitter(value: Any) -> dict[str, float]:
         except ValueError:
             percent = -1.0
         if not 0 <= percent <= 100:
-            raise InvalidOption(
-                f"jitter={value!r}: give seconds, or '0%' to '100%' of the way to the next fire."
+            raise InvalidOption.of(
+                "jitter", value, "give seconds, or '0%' to '100%' of the way to the next fire."
             )
         return {"jitter": 0.0, "jitter_percent": percent}
     return {"jitter": seconds("jitter", value), "jitter_percent": 0.0}

@@ -51,7 +51,11 @@ def moved_fire_times(limit: int) -> list[ChangedFireTime]:
 
     Writes nothing.
     """
-    return [one for one in _compared(list(computed_elsewhere()[:limit])) if one.stored != one.found]
+    return [
+        moved
+        for moved in _compared(list(computed_elsewhere()[:limit]))
+        if moved.stored != moved.found
+    ]
 
 
 _isolation = Isolation[uuid.UUID]("recurring task")
@@ -76,17 +80,17 @@ def _recompute(keys: list[uuid.UUID]) -> int:
     with tables.atomic():
         selected = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
         rows = list(selected.select_for_update(skip_locked=True))
-        for one in _compared(rows):
-            if one.stored != one.found:
+        for moved in _compared(rows):
+            if moved.stored != moved.found:
                 logger.warning(
                     "tzdata %s changes the next fire time of recurring task %s from %s to %s.",
                     tzdata_version(),
-                    one.row.name,
-                    one.stored,
-                    one.found,
+                    moved.row.name,
+                    moved.stored,
+                    moved.found,
                 )
-            one.row.next_run_at, one.row.tzdata_version = one.found, tzdata_version()
-            writes.rewrite(one.row)
+            moved.row.next_run_at, moved.row.tzdata_version = moved.found, tzdata_version()
+            writes.rewrite(moved.row)
     return len(rows)
 
 

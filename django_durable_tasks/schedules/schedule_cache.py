@@ -174,18 +174,18 @@ def calendars_of(rows: Sequence[AnySchedule], also: Iterable[str] = ()) -> Calen
     """Return the calendars that these rows refer to, and those named ``also``; no statement if
     there is none.
     """
-    found: Calendars = {}
+    calendars: Calendars = {}
     names = {name for row in rows for name in row.calendars}.union(also)
     if names:
         versions = Calendar.objects.using(tables.database()).filter(name__in=names)
         columns = versions.values_list("tenant_id", "name", "pk", "revision", "updated_at")
-        found.update(
+        calendars.update(
             {
                 (tenant, name): (pk, revision, changed)
                 for tenant, name, pk, revision, changed in columns
             }
         )
-    return found
+    return calendars
 
 
 @readable
@@ -202,8 +202,8 @@ def named_calendars(row: AnySchedule, calendars: Calendars) -> tuple[Version, ..
     """Return the versions of the row's calendars; raises InvalidSchedule if one is missing."""
     missing = [name for name in row.calendars if (row.tenant_id, name) not in calendars]
     if missing:
-        raise InvalidSchedule(
-            f"calendars={row.calendars!r}: there is no calendar {missing[0]!r} of this tenant."
+        raise InvalidSchedule.of(
+            "calendars", row.calendars, f"there is no calendar {missing[0]!r} of this tenant."
         )
     return tuple(calendars[row.tenant_id, name] for name in row.calendars)
 
@@ -287,13 +287,13 @@ def stored_overrides(overrides: Iterable[Override]) -> list[dict[str, Any]]:
 
 
 def _business_days(version: Version) -> BusinessDays:
-    found = _days.get(version)
-    if found is None:
+    days = _days.get(version)
+    if days is None:
         if len(_days) > _MAX_CALENDARS:
             _days.clear()
         calendar = Calendar.objects.using(tables.database()).get(pk=version[0])
-        found = _days[version] = business_days(calendar)
-    return found
+        days = _days[version] = business_days(calendar)
+    return days
 
 
 def business_days(calendar: Calendar) -> BusinessDays:

@@ -235,10 +235,10 @@ def _do(step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool) 
         try:
             with acting(by=current_actor().by or "sync"), recorded("installation.sync"):
                 row = _rows().filter(name=step.name).select_for_update().first()
-                found = _step(step.name, declared, row, prune=prune, adopt=adopt)
-                if found is not None and found.act not in NOTHING_DONE:
-                    _write(found, declared, row)
-                return found
+                decided = _step(step.name, declared, row, prune=prune, adopt=adopt)
+                if decided is not None and decided.act not in NOTHING_DONE:
+                    _write(decided, declared, row)
+                return decided
         except IntegrityError:
             continue  # a concurrent sync inserted the row: read it again
         except DurableTasksError as refused:

@@ -216,7 +216,8 @@ def occurrence_task(
         except OverflowError as beyond:
             raise InvalidSchedule(
                 f"expires_in={shared.expires_in:g} s after {effective.isoformat()} is beyond the"
-                " year 9999: declare the schedule again."
+                " year 9999: declare the schedule again.",
+                option="expires_in",
             ) from beyond
     return shared._replace(
         id=task_id,
@@ -362,7 +363,11 @@ class DueSchedules(NamedTuple):
 def read_due(states: Sequence[DueState]) -> DueSchedules:
     """Read what is not known of these locked schedules; at most three statements."""
     kept = process_state.of(KnownSchedules)
-    known = {state.id: found for state in states if (found := kept.get(state)) is not None}
+    known = {
+        state.id: kept_schedule
+        for state in states
+        if (kept_schedule := kept.get(state)) is not None
+    }
     rows = read_rows([state.id for state in states if state.id not in known])
     names = {name for schedule in known.values() for name in schedule.calendars}
     calendars = calendars_of(list(rows.values()), names)

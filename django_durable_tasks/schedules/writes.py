@@ -120,14 +120,14 @@ def _audited(row: RecurringTask | None) -> dict[str, Any]:
     """Return the columns for the audit entry, without the bookkeeping, with masked arguments."""
     if row is None:
         return {}
-    found = {
+    values = {
         spec.attname: getattr(row, spec.attname)
         for spec in RecurringTask._meta.concrete_fields
         if spec.attname not in _BOOKKEEPING and not isinstance(spec, EncryptedJSONField)
     }
     if row.encryption_key is not None:
-        return found | {"args": ENCRYPTED, "kwargs": ENCRYPTED}
-    return found | masked_arguments(row.task, row.args, row.kwargs)
+        return values | {"args": ENCRYPTED, "kwargs": ENCRYPTED}
+    return values | masked_arguments(row.task, row.args, row.kwargs)
 
 
 def _notify_due(row: RecurringTask) -> None:

@@ -74,9 +74,11 @@ def parse_shards(text: str) -> frozenset[int]:
         match = _RANGE.fullmatch(part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if low > high or high >= SHARDS:
-            raise InvalidOption(
-                f"shards={text!r}: {part.strip()!r} is no shard or range of shards; give numbers"
-                f" from 0 to {SHARDS - 1}, as in 0-31 or 0-15,40."
+            raise InvalidOption.of(
+                "shards",
+                text,
+                f"{part.strip()!r} is no shard or range of shards; give numbers from 0 to"
+                f" {SHARDS - 1}, as in 0-31 or 0-15,40.",
             )
         found.update(range(low, high + 1))
     return frozenset(found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import quote
 
-from django_durable_tasks.exceptions import InvalidTarget
+from django_durable_tasks.exceptions import InvalidTarget, about
 
 # The table of addresses that requests to outside servers may reach.
 #
@@ -198,10 +198,11 @@ class TargetUrl:
         return replace(self, host=host)
 
 
+@about("url")
 def parsed_url(text: object) -> TargetUrl:
     """Return the parts of an http or https URL; raises InvalidTarget."""
     if not isinstance(text, str) or not text:
-        raise InvalidTarget(f"url={text!r}: give an http:// or https:// URL as a string.")
+        raise InvalidTarget.of("url", text, "give an http:// or https:// URL as a string.")
     if len(text) > URL_MAX:
         raise InvalidTarget(
             f"url has {len(text):,} characters, at most {URL_MAX:,} are allowed. Put the data into"
@@ -283,6 +284,7 @@ class AddressPolicy:
     ports: frozenset[int]
     allow: tuple[AllowEntry, ...] = ()
 
+    @about("url")
     def check_port(self, url: TargetUrl) -> None:
         """Raise InvalidTarget if no rule opens the port of this URL."""
         # The addresses of a host name are unknown here, so that a network counts by its port.
@@ -307,6 +309,7 @@ class AddressPolicy:
                 return None
         return refused or f"port {url.port} is not allowed"
 
+    @about("url")
     def check(self, url: TargetUrl) -> None:
         """Raise InvalidTarget for what the URL itself shows: its port, and an address as its
         host.

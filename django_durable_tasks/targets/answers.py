@@ -68,7 +68,7 @@ def statuses(option: str, value: object) -> frozenset[int] | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple):
-        raise InvalidTarget(f'{option}={value!r}: give a list such as [404, "5xx"].')
+        raise InvalidTarget.of(option, value, 'give a list such as [404, "5xx"].')
     found: set[int] = set()
     for item in value:
         if isinstance(item, str) and _CLASS.fullmatch(item):
@@ -76,7 +76,9 @@ def statuses(option: str, value: object) -> frozenset[int] | None:
         elif isinstance(item, int) and not isinstance(item, bool) and 100 <= item < 600:
             found.add(item)
         else:
-            raise InvalidTarget(f'{option} contains {item!r}: give statuses, or "4xx" for all.')
+            raise InvalidTarget(
+                f'{option} contains {item!r}: give statuses, or "4xx" for all.', option=option
+            )
     return frozenset(found)
 
 
@@ -160,7 +162,10 @@ def checked_statuses(retry_on: object, no_retry_on: object) -> RetryStatuses:
     never = never or frozenset()
     both = sorted((only or frozenset()) & never)
     if both:
-        raise InvalidTarget(f"retry_on and no_retry_on both contain {both[0]}: remove it from one.")
+        raise InvalidTarget(
+            f"retry_on and no_retry_on both contain {both[0]}: remove it from one.",
+            option="retry_on",
+        )
     return RetryStatuses(only=only, never=never)
 
 

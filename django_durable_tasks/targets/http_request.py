@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from django_durable_tasks.exceptions import InvalidOption, InvalidSignature, InvalidTarget
+from django_durable_tasks.exceptions import InvalidOption, InvalidSignature, InvalidTarget, about
 from django_durable_tasks.masking import MASK, masked_text, masked_url
 from django_durable_tasks.option_values import KEY_MAX, checked_key
 from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
@@ -102,6 +102,7 @@ _URLS = frozenset({"content-location", "location", "referer"})
 _MASKED = frozenset({"webhook-signature"})
 
 
+@about("headers")
 def checked_request_headers(value: object) -> dict[str, str]:
     """Return the headers that a caller gives, with stripped values; raises InvalidTarget."""
     if value is None:
@@ -320,13 +321,15 @@ def http_request(
     """Return the checked request; raises InvalidTarget. ``is_setting``: as of ``endpoint_name``."""
     method = arguments.get("method", "POST")
     if not isinstance(method, str) or method.upper() not in _METHODS:
-        raise InvalidTarget(f"method={method!r}: give one of {', '.join(_METHODS)}.")
+        raise InvalidTarget.of("method", method, f"give one of {', '.join(_METHODS)}.")
     method, url = method.upper(), parsed_url(arguments.get("url"))
     limits.policy.check(url)
     headers = checked_request_headers(arguments.get("headers"))
     body = arguments.get("body")
     if body is not None and method in _WITHOUT_BODY:
-        raise InvalidTarget(f"body: a {method} request has none; put the data into the URL.")
+        raise InvalidTarget(
+            f"body: a {method} request has none; put the data into the URL.", option="body"
+        )
     if body is not None and "content-type" not in {name.lower() for name in headers}:
         headers["Content-Type"] = "application/json"
     return HttpRequest(
@@ -350,13 +353,16 @@ def endpoint_name(url: TargetUrl, given: object, *, is_setting: bool = False) ->
         return url.origin
     name = checked_key("endpoint", given)
     if name.startswith(OF_SETTINGS) and not is_setting:
-        raise InvalidOption(
-            f"endpoint={name!r}: names that begin with {OF_SETTINGS!r} belong to notification"
-            " settings. Give it another name."
+        raise InvalidOption.of(
+            "endpoint",
+            name,
+            f"names that begin with {OF_SETTINGS!r} belong to notification settings. Give it"
+            " another name.",
         )
     return name
 
 
+@about("body")
 def body_text(body: object) -> str | None:
     """Return the body as it is sent. A string is sent unchanged, another JSON value is encoded."""
     if body is None:
@@ -388,10 +394,11 @@ def _timeout(value: object, limits: HttpLimits) -> float:
     if value is None:
         return limits.timeout
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidTarget(f"timeout={value!r}: give seconds.")
+        raise InvalidTarget.of("timeout", value, "give seconds.")
     if not _SHORTEST_TIMEOUT <= value <= TIMEOUT_MAX:
         raise InvalidTarget(
-            f"timeout={value:g}: give {_SHORTEST_TIMEOUT:g} to {TIMEOUT_MAX:g} seconds."
+            f"timeout={value:g}: give {_SHORTEST_TIMEOUT:g} to {TIMEOUT_MAX:g} seconds.",
+            option="timeout",
         )
     return float(value)
 

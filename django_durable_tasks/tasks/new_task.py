@@ -197,7 +197,7 @@ def _tenant_id(tenant: Any) -> int:
         return DEFAULT_TENANT_ID
     found = getattr(tenant, "pk", tenant)
     if isinstance(found, bool) or not isinstance(found, int):
-        raise InvalidOption(f"tenant={tenant!r}: give a saved Tenant or its id.")
+        raise InvalidOption.of("tenant", tenant, "give a saved Tenant or its id.")
     return found
 
 
@@ -205,13 +205,17 @@ def check_options(given: CallOptions, settings: conf.Settings) -> None:
     """Check the options of a call together and with the settings; raises InvalidOption."""
     if given.lease is not None and given.lease < 2 * settings.HEARTBEAT:
         raise InvalidOption(
-            f"lease={given.lease:g}: give at least 2 x HEARTBEAT, {2 * settings.HEARTBEAT:g} s."
+            f"lease={given.lease:g}: give at least 2 x HEARTBEAT, {2 * settings.HEARTBEAT:g} s.",
+            option="lease",
         )
     if given.depends_on is None and given.join != Join.ALL:
-        raise InvalidOption(f"join={given.join!r} needs depends_on=..., the tasks that are meant.")
+        raise InvalidOption(
+            f"join={given.join!r} needs depends_on=..., the tasks that are meant.", option="join"
+        )
     if given.run_at is not None and (given.run_at - host_now()).total_seconds() > DELAY_MAX:
         raise InvalidOption(
-            f"run_at={given.run_at.isoformat()} is more than {DELAY_MAX:,.0f} s ahead, a year."
+            f"run_at={given.run_at.isoformat()} is more than {DELAY_MAX:,.0f} s ahead, a year.",
+            option="run_at",
         )
     if (
         given.expires_at is not None
@@ -220,7 +224,8 @@ def check_options(given: CallOptions, settings: conf.Settings) -> None:
     ):
         raise InvalidOption(
             f"expires_at={given.expires_at.isoformat()} is not after run_at: the task could never"
-            " start."
+            " start.",
+            option="expires_at",
         )
 
 

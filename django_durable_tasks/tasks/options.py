@@ -102,16 +102,16 @@ def policy(backoff: BackoffOption, base: object, maximum: object, jitter: bool) 
     checked: Backoff | tuple[float, ...] | Callable[[int], float | timedelta]
     if isinstance(backoff, str):
         if backoff not in set(Backoff):
-            raise InvalidOption(
-                f"backoff={backoff!r}: give FIXED, LINEAR, EXPONENTIAL, a list or a callable."
+            raise InvalidOption.of(
+                "backoff", backoff, "give FIXED, LINEAR, EXPONENTIAL, a list or a callable."
             )
         checked = Backoff(backoff)
     elif callable(backoff):
         checked = backoff
     else:
         if not isinstance(backoff, list | tuple) or not backoff:
-            raise InvalidOption(
-                f"backoff={backoff!r}: give a name, a callable, or a list of at least one wait."
+            raise InvalidOption.of(
+                "backoff", backoff, "give a name, a callable, or a list of at least one wait."
             )
         checked = tuple(seconds("backoff", wait) for wait in backoff)
     return RetryPolicy(
@@ -139,7 +139,7 @@ _Choice = TypeVar("_Choice", OnOrphan, UniqueOnConflict)
 
 def _choice(option: str, value: object, names: type[_Choice]) -> _Choice:
     if value not in set(names):
-        raise InvalidOption(f"{option}={value!r}: give one of {', '.join(names)}.")
+        raise InvalidOption.of(option, value, f"give one of {', '.join(names)}.")
     return names(str(value))
 
 
@@ -147,7 +147,7 @@ def _exceptions(option: str, value: object) -> Exceptions:
     found = tuple(value) if isinstance(value, list | tuple) else (value,)
     for item in found:
         if not (isinstance(item, type) and issubclass(item, BaseException)):
-            raise InvalidOption(f"{option} holds {item!r}: give exception classes.")
+            raise InvalidOption(f"{option} holds {item!r}: give exception classes.", option=option)
     return found
 
 
@@ -251,9 +251,7 @@ COUNTS = {
 
 def _unique(option: str, value: object) -> object:
     if not (isinstance(value, str) or callable(value)):
-        raise InvalidOption(
-            f"{option}={value!r}: give a template like '{{task}}:{{0}}' or a callable."
-        )
+        raise InvalidOption.of(option, value, "give a template like '{task}:{0}' or a callable.")
     return value
 
 
@@ -357,7 +355,8 @@ def check_time_limits(timeout: float | None, soft_timeout: float | None) -> None
     if soft_timeout and timeout and soft_timeout >= timeout:
         raise InvalidOption(
             f"soft_timeout={soft_timeout:g}: it must be less than timeout={timeout:g}, which"
-            " would end the run first."
+            " would end the run first.",
+            option="soft_timeout",
         )
 
 
@@ -406,7 +405,7 @@ class CallOptions:
 def checked_headers(value: object) -> dict[str, Any]:
     """Return the headers of a call, small JSON under string keys; raises InvalidOption."""
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"headers={value!r}: give a mapping of names to values.")
+        raise InvalidOption.of("headers", value, "give a mapping of names to values.")
     try:
         encode("headers", (), dict(value), max_bytes=HEADERS_MAX_BYTES, max_depth=HEADERS_MAX_DEPTH)
     except InvalidArguments as invalid:
@@ -422,7 +421,8 @@ def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
         if option in _OF_TASKS:
             raise InvalidOption(
                 f"{option}={value!r} is no option of a call: give it to @durable_task, to"
-                " DURABLE_TASKS['LIMITS'], or to `manage.py durable limit set`."
+                " DURABLE_TASKS['LIMITS'], or to `manage.py durable limit set`.",
+                option=option,
             )
         if option not in known:
             remedy = hint(option, known) or f"It has: {', '.join(sorted(known))}."
@@ -433,8 +433,8 @@ def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
             try:
                 changes[option] = uuid.UUID(str(value))
             except ValueError:
-                raise InvalidOption(
-                    f"task_id={value!r}: a durable task's id is a UUID; name it by key=... instead."
+                raise InvalidOption.of(
+                    "task_id", value, "a durable task's id is a UUID; name it by key=... instead."
                 ) from None
         elif option == "on_upstream_failure":
             changes[option] = chosen(option, value, OnUpstreamFailure)
@@ -469,18 +469,19 @@ def checked_template(option: str, template: str) -> str:
     try:
         specs = [spec for _, _, spec, _ in Formatter().parse(template) if spec]
     except ValueError as error:
-        raise InvalidOption(f"{option}={template!r}: {error}.") from None
+        raise InvalidOption.of(option, template, f"{error}.") from None
     for spec in specs:
         if "{" in spec:
-            raise InvalidOption(
-                f"{option}={template!r}: a width that is an argument is not allowed, {spec!r}."
+            raise InvalidOption.of(
+                option, template, f"a width that is an argument is not allowed, {spec!r}."
             )
         found = _SPEC.match(spec)
         sizes = [size for size in (found["width"], found["precision"]) if size] if found else []
         if any(len(size) > 9 or int(size) > _LONGEST for size in sizes):
-            raise InvalidOption(
-                f"{option}={template!r}: {spec!r} asks for more than {_LONGEST} characters, the"
-                " longest key."
+            raise InvalidOption.of(
+                option,
+                template,
+                f"{spec!r} asks for more than {_LONGEST} characters, the longest key.",
             )
     return template
 
@@ -493,10 +494,10 @@ def formatted(option: str, template: str, args: Sequence[Any], kwargs: Mapping[s
         raise
     except (LookupError, AttributeError, TypeError) as missing:
         raise InvalidOption(
-            f"{option}={template!r} names {missing}, which this call does not pass."
+            f"{option}={template!r} names {missing}, which this call does not pass.", option=option
         ) from None
     except Exception as error:  # noqa: BLE001 - formatting calls the arguments' own code
-        raise InvalidOption(f"{option}={template!r}: {type(error).__name__}: {error}.") from None
+        raise InvalidOption.of(option, template, f"{type(error).__name__}: {error}.") from None
 
 
 # ``Schedule``: returned by a task function to create another task in the transaction of its

@@ -183,14 +183,14 @@ def check_references(tasks: Sequence[PlannedTask]) -> None:
 
 def _ancestors(above: Mapping[int, list[int]]) -> dict[int, int]:
     """Return the set of upstreams of each position, as the bits of a number."""
-    found: dict[int, int] = {}
+    ancestors: dict[int, int] = {}
     for layer in layers(above):
         for place in layer:
             bits = 0
             for upper in above[place]:
-                bits |= found[upper] | 1 << upper
-            found[place] = bits
-    return found
+                bits |= ancestors[upper] | 1 << upper
+            ancestors[place] = bits
+    return ancestors
 
 
 # Builds a workflow in memory: tasks, edges, sub-workflows. Errors are raised here, before anything

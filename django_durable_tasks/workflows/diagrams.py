@@ -126,7 +126,7 @@ def draw(diagram: Diagram, format: str) -> str:
         hint = did_you_mean(str(format).lower(), FILE_FORMATS)
         hint = NOT_INSTALLED if format in FILE_FORMATS else hint
         hint = hint or f"Give one of {', '.join(FILE_FORMATS)}."
-        raise InvalidOption(f"format={format!r}: no such diagram. {hint}")
+        raise InvalidOption.of("format", format, f"no such diagram. {hint}")
     return drawer(diagram)
 
 
@@ -162,10 +162,10 @@ class Layered:
 
     def layers(self) -> list[list[int]]:
         """Return the nodes of each layer."""
-        found: list[list[int]] = [[] for _ in range(max(self.layer, default=-1) + 1)]
+        rows: list[list[int]] = [[] for _ in range(max(self.layer, default=-1) + 1)]
         for place, layer in enumerate(self.layer):
-            found[layer].append(place)
-        return found
+            rows[layer].append(place)
+        return rows
 
     def critical_microseconds(self) -> int:
         """Return the total duration of the nodes of the critical path."""
@@ -201,19 +201,19 @@ class Layered:
     @property
     def remarks(self) -> list[str]:
         """Return what is missing in the drawing, or wrong with the graph, as sentences."""
-        found = []
+        remarks = []
         if self.broken:
             closing = [self.ends[place] for place in sorted(self.broken)]
             names = [shortened(clean(node.label), _NAME) for node in self.nodes]
             shown = listed((f"{names[source]} → {names[target]}" for source, target in closing), 3)
-            found.append(
+            remarks.append(
                 "This graph holds a cycle, which can never run; for the drawing it is broken at"
                 f" {shown}."
             )
         if self.outside:
             lead = "dependency leads" if len(self.outside) == 1 else "dependencies lead"
-            found.append(f"{len(self.outside):,} {lead} to tasks outside this diagram.")
-        return found
+            remarks.append(f"{len(self.outside):,} {lead} to tasks outside this diagram.")
+        return remarks
 
 
 def layered(diagram: Diagram) -> Layered:

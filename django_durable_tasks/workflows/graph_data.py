@@ -34,9 +34,9 @@ def around(task: Task, most: int = NEAR) -> Diagram:
 
     It has at most ``most`` tasks. The diagram counts edges to other tasks but does not draw them.
     """
-    found, frontier = [task.pk], {task.pk}
+    keys, frontier = [task.pk], {task.pk}
     seen = {task.pk}
-    while frontier and len(found) < most:
+    while frontier and len(keys) < most:
         near = set[uuid.UUID]()
         for part in in_parts(sorted(frontier)):
             near.update(edges.edges().below(part).values_list("task", flat=True))
@@ -44,11 +44,11 @@ def around(task: Task, most: int = NEAR) -> Diagram:
             near.update(above.values_list("depends_on", flat=True))
         frontier = near - seen
         seen |= frontier
-        found += sorted(frontier)
+        keys += sorted(frontier)
     root = None if task.workflow is None else workflow_runs().filter(pk=task.workflow.root).first()
     name = task.step or task.name
     return _diagram(
-        f"{name} {task.pk}", task.status, found[:most], {} if root is None else _groups(root)
+        f"{name} {task.pk}", task.status, keys[:most], {} if root is None else _groups(root)
     )
 
 
@@ -113,10 +113,10 @@ def _diagram(
 
 def _closed_gates(keys: Collection[uuid.UUID]) -> dict[uuid.UUID, str]:
     """Return the approvals and holds that these tasks wait for, as text."""
-    found: dict[uuid.UUID, str] = {}
+    gates: dict[uuid.UUID, str] = {}
     for key, gate, comment in (
         edges.edges().above(keys).gates().unresolved().values_list("task", "gate", "comment")
     ):
         text = f"{gate}: {comment}" if comment else str(gate)
-        found[key] = f"{found[key]}, {text}" if key in found else f"waits for {text}"
-    return found
+        gates[key] = f"{gates[key]}, {text}" if key in gates else f"waits for {text}"
+    return gates

@@ -233,14 +233,14 @@ def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     """Return these tasks and all tasks that depend on them, of any status; one
     statement per level.
     """
-    found, frontier = set(ids), set(ids)
+    keys, frontier = set(ids), set(ids)
     while frontier:
         under: set[uuid.UUID] = set()
         for some in in_parts(sorted(frontier)):
             under.update(edges.edges().below(some).values_list("task", flat=True))
-        frontier = under - found
-        found |= frontier
-    return found
+        frontier = under - keys
+        keys |= frontier
+    return keys
 
 
 def _report(operation: GraphOperation, dry_run: bool) -> GraphReport:
@@ -260,9 +260,9 @@ def _report(operation: GraphOperation, dry_run: bool) -> GraphReport:
     return GraphReport(tuple(changes), tuple(sorted(operation.stop_requested)), dry_run)
 
 
-def in_parts(found: Iterable[T]) -> Iterator[list[T]]:
+def in_parts(several: Iterable[T]) -> Iterator[list[T]]:
     """Yield the items in parts small enough for the parameters of one statement."""
-    items = list(found)
+    items = list(several)
     for first in range(0, len(items), _MANY):
         yield items[first : first + _MANY]
 

@@ -118,24 +118,24 @@ def add_tasks(run: Run, plan: Plan) -> None:
     launch = StartOptions(
         tenant_id=run.tenant_id, recurring_task=inside.recurring_task, fire_time=inside.fire_time
     )
-    found = draft(plan, launch, database_now(), inside)
+    drafted = draft(plan, launch, database_now(), inside)
     added = Counter(task.scope for task in plan.tasks)[0]
     workflow_runs().filter(pk=inside.pk).update(total=F("total") + added, updated_at=tables.NOW)
-    workflow_runs().bulk_create(found.runs[1:])
-    write(found)
-    _block_dependents(run.task_id, found)
-    publish_after_commit(release_without_upstreams(found.roots))
+    workflow_runs().bulk_create(drafted.runs[1:])
+    write(drafted)
+    _block_dependents(run.task_id, drafted)
+    publish_after_commit(release_without_upstreams(drafted.roots))
 
 
-def _block_dependents(task_id: uuid.UUID, found: WorkflowDraft) -> None:
+def _block_dependents(task_id: uuid.UUID, drafted: WorkflowDraft) -> None:
     """Insert edges from the last of the new tasks to the dependents of this task, with the same
     conditions.
     """
-    upstreams = {edge.depends_on_id for edge in found.edges}
+    upstreams = {edge.depends_on_id for edge in drafted.edges}
     last = [
         key
-        for place, key in found.ids.items()
-        if key not in upstreams and not found.plan.tasks[place].scope
+        for place, key in drafted.ids.items()
+        if key not in upstreams and not drafted.plan.tasks[place].scope
     ]
     conditions = {
         edge.task_id: edge
@@ -192,11 +192,11 @@ def count_endings(limit: int) -> int:
 
 
 @retry_on_deadlock
-def _count_events(found: Iterable[int]) -> int:
+def _count_events(numbers: Iterable[int]) -> int:
     with tables.atomic():
         # Lock the runs before the events, so that a replay of a task is counted before the task's
         # next ending.
-        counted = edges.endings().filter(pk__in=list(found))
+        counted = edges.endings().filter(pk__in=list(numbers))
         keys = {key for key in counted.values_list("workflow_id", flat=True) if key is not None}
         locked_runs = list(workflow_runs().filter(pk__in=keys).order_by("pk").select_for_update())
         events = list(counted.order_by("pk").select_for_update())
@@ -282,15 +282,17 @@ def cancel_late(now: datetime, limit: int) -> int:
 
     A run without open tasks is left alone, because it only has to be counted.
     """
-    found = list(
+    due_runs = list(
         workflow_runs()
         .late(now)
         .exclude(pk__in=_deadlines_isolation.postponed())
         .order_by("deadline_at")[:limit]
     )
-    parts = sub_workflows_of(found) if found else {}
+    parts = sub_workflows_of(due_runs) if due_runs else {}
     late = [
-        run.pk for run in found if _open_in([run.pk, *(part.pk for part in parts[run.pk])]).exists()
+        run.pk
+        for run in due_runs
+        if _open_in([run.pk, *(part.pk for part in parts[run.pk])]).exists()
     ]
     return sum(
         _deadlines_isolation.batch(

@@ -89,7 +89,9 @@ def draft(
     ids = dict[int, uuid.UUID]()
     for layer in layers(above):
         ids.update(zip(layer, new_task_ids(len(layer)), strict=True))
-    found = WorkflowDraft(plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set())
+    drafted = WorkflowDraft(
+        plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set()
+    )
     # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
     # other first tasks are released when everything is written.
     steps = _Steps(launch, now)
@@ -102,35 +104,35 @@ def draft(
         for edge in task.edges:
             upstream = edge.upstream
             if isinstance(upstream, uuid.UUID):
-                found.outside.add(upstream)
+                drafted.outside.add(upstream)
             else:
                 upstream = ids[upstream]
             new_edge = NewEdge(ids[place], upstream, edge.kind, on_upstream_failure=edge.policy)
             upstreams.append(new_edge)
         unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))
-        free = not unresolved and sealed and len(found.roots) >= FAST_PATH_MAX
-        new = steps.new_task(task, found, place)._replace(
+        free = not unresolved and sealed and len(drafted.roots) >= FAST_PATH_MAX
+        new = steps.new_task(task, drafted, place)._replace(
             status=Status.PENDING if free else Status.BLOCKED,
             unresolved=unresolved,
             join_count=task.needed,
             has_dependents=place in upstream_places,
         )
-        found.edges += [*gates, *upstreams]
-        found.rows.append(new)
+        drafted.edges += [*gates, *upstreams]
+        drafted.rows.append(new)
         if not unresolved and not free:
-            found.roots.append(ids[place])
-    found.rows[:] = traced_together(found.rows, plan.scopes[0].name)
-    return found
+            drafted.roots.append(ids[place])
+    drafted.rows[:] = traced_together(drafted.rows, plan.scopes[0].name)
+    return drafted
 
 
 def _runs_of(
     plan: Plan, launch: StartOptions, now: datetime, inside: WorkflowRun | None, sealed: bool
 ) -> list[WorkflowRun]:
     sizes = Counter(task.scope for task in plan.tasks)
-    found: list[WorkflowRun] = []
+    runs: list[WorkflowRun] = []
     for place, scope in enumerate(plan.scopes):
         if scope.parent is None and inside is not None:
-            found.append(inside)
+            runs.append(inside)
             continue
         for name in scope.callbacks.values():
             registry.get(name).check(["the id of the run"], {})
@@ -139,7 +141,7 @@ def _runs_of(
         if isinstance(scope.deadline, float):
             deadline = (launch.run_at or now) + timedelta(seconds=scope.deadline)
         outermost = scope.parent is None
-        found.append(
+        runs.append(
             WorkflowRun(
                 id=run_id,
                 tenant_id=launch.tenant_id,
@@ -148,8 +150,8 @@ def _runs_of(
                 status=WorkflowStatus.RUNNING if sealed else WorkflowStatus.STARTING,
                 key=launch.key if outermost else None,
                 open_key=launch.key if outermost else None,
-                parent=None if scope.parent is None else found[scope.parent].pk,
-                root=found[0].root if found else run_id,
+                parent=None if scope.parent is None else runs[scope.parent].pk,
+                root=runs[0].root if runs else run_id,
                 recurring_task=launch.recurring_task,
                 fire_time=launch.fire_time,
                 deadline_at=deadline,
@@ -158,7 +160,7 @@ def _runs_of(
                 sealed_at=now if sealed else None,
             )
         )
-    return found
+    return runs
 
 
 class _Steps:
@@ -170,17 +172,17 @@ class _Steps:
         self._launch, self._now = launch, now
         self._last: dict[tuple[str, str, bool], tuple[CallOptions, Registered, TaskTemplate]] = {}
 
-    def new_task(self, task: PlannedTask, found: WorkflowDraft, place: int) -> NewTask:
+    def new_task(self, task: PlannedTask, drafted: WorkflowDraft, place: int) -> NewTask:
         """Return the task of a step; raises DurableTasksError."""
         known, template = self._template(task)
-        task_id = found.ids[place]
+        task_id = drafted.ids[place]
         if task.refers:
-            args, kwargs = written(list(task.args), found.ids), written(task.kwargs, found.ids)
+            args, kwargs = written(list(task.args), drafted.ids), written(task.kwargs, drafted.ids)
             known.check(args, kwargs)
             new = template.task(args, kwargs, kwargs, task_id)
         else:
             new = template.called(task.args, task.kwargs, task_id)
-        return new._replace(workflow_id=found.runs[task.scope].pk, step=task.step[:200])
+        return new._replace(workflow_id=drafted.runs[task.scope].pk, step=task.step[:200])
 
     def _template(self, task: PlannedTask) -> tuple[Registered, TaskTemplate]:
         key, given = (task.task, task.on_upstream_failure, task.refers), task.options
@@ -274,15 +276,15 @@ def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) ->
         idle_since = now - timedelta(seconds=TAKEN_OVER_AFTER)
         if before.status != WorkflowStatus.STARTING or not give_up(before.pk, idle_since):
             return before
-    found = draft(plan, launch, now, sealed=not large)
+    drafted = draft(plan, launch, now, sealed=not large)
     try:
         if large:
-            _start_in_batches(found, progress)
+            _start_in_batches(drafted, progress)
         else:
             with tables.atomic():
-                workflow_runs().bulk_create(found.runs)
-                write(found)
-                publish_after_commit(release_without_upstreams(found.roots))
+                workflow_runs().bulk_create(drafted.runs)
+                write(drafted)
+                publish_after_commit(release_without_upstreams(drafted.roots))
     except IntegrityError as taken:
         before = None if connection.needs_rollback else _of_key(launch)
         if before is None:
@@ -290,7 +292,7 @@ def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) ->
                 f"The workflow {plan.scopes[0].name!r} takes a key that is in use: {taken}"
             ) from taken
         return before
-    return found.runs[0]
+    return drafted.runs[0]
 
 
 def _of_key(launch: StartOptions) -> WorkflowRun | None:
@@ -299,33 +301,33 @@ def _of_key(launch: StartOptions) -> WorkflowRun | None:
     return workflow_runs().filter(tenant_id=launch.tenant_id, open_key=launch.key).first()
 
 
-def write(found: WorkflowDraft) -> None:
+def write(drafted: WorkflowDraft) -> None:
     """Insert the tasks and edges.
 
     Upstreams outside the plan are locked first. If they have ended, their ending is resolved again.
     """
-    within, across = _split_edges(found)
-    outside = dependencies.lock_rows(sorted(found.outside)) if across else {}
-    _check_outside(found, across, outside)
-    inserts.create_many(found.rows)
+    within, across = _split_edges(drafted)
+    outside = dependencies.lock_rows(sorted(drafted.outside)) if across else {}
+    _check_outside(drafted, across, outside)
+    inserts.create_many(drafted.rows)
     edges.insert_edges(within)
     if across:
         edit.insert_edges(across, outside)
 
 
-def _split_edges(found: WorkflowDraft) -> tuple[list[NewEdge], list[NewEdge]]:
+def _split_edges(drafted: WorkflowDraft) -> tuple[list[NewEdge], list[NewEdge]]:
     """Return the edges within the plan, gates included, and those to tasks that exist already."""
     within, across = list[NewEdge](), list[NewEdge]()
-    for edge in found.edges:
-        (across if edge.depends_on_id in found.outside else within).append(edge)
+    for edge in drafted.edges:
+        (across if edge.depends_on_id in drafted.outside else within).append(edge)
     return within, across
 
 
 def _check_outside(
-    found: WorkflowDraft, across: Sequence[NewEdge], outside: dict[uuid.UUID, Task]
+    drafted: WorkflowDraft, across: Sequence[NewEdge], outside: dict[uuid.UUID, Task]
 ) -> None:
     wanted = [PlannedEdge(upstream=edge.upstream_id) for edge in across]
-    edit.check_upstreams(wanted, outside, found.runs[0].tenant_id)
+    edit.check_upstreams(wanted, outside, drafted.runs[0].tenant_id)
 
 
 def release_without_upstreams(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
@@ -342,14 +344,16 @@ def release_without_upstreams(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
 # Large starts -------------------------------------------------------------------------------------
 
 
-def _start_in_batches(found: WorkflowDraft, progress: Progress | None) -> None:
-    root = found.runs[0]
-    within, across = _split_edges(found)
-    _check_outside(found, across, tables.tasks().in_bulk(sorted(found.outside)) if across else {})
-    workflow_runs().bulk_create(found.runs)
+def _start_in_batches(drafted: WorkflowDraft, progress: Progress | None) -> None:
+    root = drafted.runs[0]
+    within, across = _split_edges(drafted)
+    _check_outside(
+        drafted, across, tables.tasks().in_bulk(sorted(drafted.outside)) if across else {}
+    )
+    workflow_runs().bulk_create(drafted.runs)
     try:
-        _write_in_batches(found, within, progress)
-        _seal(found, across)
+        _write_in_batches(drafted, within, progress)
+        _seal(drafted, across)
     except BaseException:
         # If this cleanup fails too, the leader deletes the rest.
         with suppress(Error):
@@ -358,22 +362,22 @@ def _start_in_batches(found: WorkflowDraft, progress: Progress | None) -> None:
                     pass
         raise
     root.refresh_from_db(using=tables.database())
-    for first in range(0, len(found.roots), BATCH):
-        _release(root.pk, tables.tasks().filter(pk__in=found.roots[first : first + BATCH]))
+    for first in range(0, len(drafted.roots), BATCH):
+        _release(root.pk, tables.tasks().filter(pk__in=drafted.roots[first : first + BATCH]))
     while release_roots(root.pk, BATCH):
         pass
     root.released = True
 
 
 def _write_in_batches(
-    found: WorkflowDraft, within: Sequence[NewEdge], progress: Progress | None
+    drafted: WorkflowDraft, within: Sequence[NewEdge], progress: Progress | None
 ) -> None:
-    root, total, done = found.runs[0], len(found.rows) + len(found.edges), 0
-    for first in range(0, len(found.rows), BATCH):
+    root, total, done = drafted.runs[0], len(drafted.rows) + len(drafted.edges), 0
+    for first in range(0, len(drafted.rows), BATCH):
         with tables.atomic():
             _lock_start(root.pk)
-            inserts.create_many(found.rows[first : first + BATCH])
-        done = _report_progress(root, min(first + BATCH, len(found.rows)), total, progress)
+            inserts.create_many(drafted.rows[first : first + BATCH])
+        done = _report_progress(root, min(first + BATCH, len(drafted.rows)), total, progress)
     for first in range(0, len(within), BATCH):
         with tables.atomic():
             _lock_start(root.pk)
@@ -404,14 +408,14 @@ def _lock_start(root: uuid.UUID) -> None:
         )
 
 
-def _seal(found: WorkflowDraft, across: Sequence[NewEdge]) -> None:
+def _seal(drafted: WorkflowDraft, across: Sequence[NewEdge]) -> None:
     """Set all runs to RUNNING in the transaction that inserts the edges to existing tasks."""
-    root = found.runs[0].pk
+    root = drafted.runs[0].pk
     with tables.atomic():
         _lock_start(root)
         if across:
-            outside = dependencies.lock_rows(sorted(found.outside))
-            _check_outside(found, across, outside)
+            outside = dependencies.lock_rows(sorted(drafted.outside))
+            _check_outside(drafted, across, outside)
             edit.insert_edges(across, outside)
         WorkflowRun.objects.using(tables.database()).unguarded().filter(
             root=root, status=WorkflowStatus.STARTING

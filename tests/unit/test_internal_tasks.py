@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from django_durable_tasks import registry
-from django_durable_tasks.admin.recurring_form import _task_names
+from django_durable_tasks.admin.recurring_form import task_names
 
 
 def test_the_form_of_a_schedule_offers_no_internal_tasks() -> None:
-    offered = _task_names(None)
+    offered = task_names(None)
     ours = {name for name in offered if name.startswith("django_durable_tasks.")}
     assert ours == {"django_durable_tasks.http_callback", "django_durable_tasks.queue_message"}
     assert set(offered) - ours

@@ -132,14 +132,17 @@ def create_key(
     unknown = sorted(set(scopes) - set(ApiScope))
     if unknown or not scopes:
         raise InvalidOption(
-            f"scopes={', '.join(unknown) or '(none)'}: give one or more of {', '.join(ApiScope)}."
+            f"scopes={', '.join(unknown) or '(none)'}: give one or more of {', '.join(ApiScope)}.",
+            option="scopes",
         )
     if len(checked_key("name", name)) > _NAME_MAX:
-        raise InvalidOption(f"name={name!r}: give at most {_NAME_MAX} characters.")
+        raise InvalidOption.of("name", name, f"give at most {_NAME_MAX} characters.")
     if mode not in set(KeyMode):
-        raise InvalidOption(f"mode={mode!r}: give one of {', '.join(KeyMode)}.")
+        raise InvalidOption.of("mode", mode, f"give one of {', '.join(KeyMode)}.")
     if expires_at is not None and expires_at <= now:
-        raise InvalidOption(f"expires_at={expires_at.isoformat()} is in the past.")
+        raise InvalidOption(
+            f"expires_at={expires_at.isoformat()} is in the past.", option="expires_at"
+        )
     identifier = "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LENGTH))
     text = composed(KeyMode(mode), identifier, secrets.token_urlsafe(32))
     with recorded("tenant.create_api_key") as entry:
@@ -353,9 +356,11 @@ def assign_staff(tenant: Tenant, username: Username) -> int:
     """
     user = _user(username)
     if user is None or not user.is_staff:
-        raise InvalidOption(f"username={username!r}: there is no staff user with this name.")
+        raise InvalidOption.of("username", username, "there is no staff user with this name.")
     if user.is_superuser:
-        raise InvalidOption(f"username={username!r} is a superuser, who sees all tenants.")
+        raise InvalidOption(
+            f"username={username!r} is a superuser, who sees all tenants.", option="username"
+        )
     with recorded("tenant.assign_staff") as entry:
         rows = Tenant.objects.using(tables.database())
         tables.locked_for_change(rows).get(pk=tenant.pk)

@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.callbacks import SigningSecretAnswer
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
@@ -19,7 +19,6 @@ from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, 
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.operations.operation import OperationResult, Target
 
-problems.OPTION_NAMES.update(column.name for column in NotificationSetting._meta.concrete_fields)
 _CONFIG = (
     'Of EMAIL {"to": ["ops@example.com"]}, of the others {"url": "https://..."}. A masked URL that'
     " is sent back leaves it unchanged."

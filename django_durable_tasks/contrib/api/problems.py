@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -17,10 +16,7 @@ from rest_framework import exceptions as drf
 
 from django_durable_tasks import exceptions as ours
 from django_durable_tasks.masking import text_for_tenants
-from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
-from django_durable_tasks.schedules.options import ScheduleOptions
 from django_durable_tasks.store.errors import is_unmigrated
-from django_durable_tasks.tasks.options import CallOptions
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -201,15 +197,7 @@ _REPORTED = 20
 _RETRY_SOON = {"Retry-After": "5"}
 # Tasks have to end before. Clients that repeat 429 by themselves would otherwise do it at once.
 _RETRY_LATER = {"Retry-After": "60"}
-_OPTION = re.compile(r"(?P<option>[a-z_]+)(?:=| (?:is|holds|has)\b)")
-_TARGET_MEMBER = re.compile(rf"(?P<member>{'|'.join(sorted(BUILT_IN_MEMBERS))})(?=[=: ])")
 _FIELD_OF = {"interval": "interval_seconds", "calendars": "calendar", "workflow": "name"}
-OPTION_NAMES = {
-    *(field.name for field in dataclasses.fields(CallOptions)),
-    *ScheduleOptions.__annotations__,
-    *("start", "end", "until", "fire_time", "move_to", "limit", "workflow", "calendars"),
-}
-"""The options with which the message of an exception may begin; optional apps add theirs."""
 
 
 def problem_of(error: Exception) -> Problem:
@@ -268,25 +256,14 @@ def escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def refused_option(error: Exception) -> str:
-    """Return the option that the engine refused, with which its message begins; "" if it is no
-    field.
-    """
-    found = _OPTION.match(str(error))
-    return found["option"] if found is not None and found["option"] in OPTION_NAMES else ""
-
-
-def _option(error: Exception) -> Problem:
-    name = refused_option(error)
-    pointer = f"#/{_FIELD_OF.get(name, name)}" if name else "#"
-    return invalid_field(pointer, str(error))
+def _option(error: ours.DurableTasksError) -> Problem:
+    name = _FIELD_OF.get(error.option, error.option)
+    return invalid_field(f"#/{name}" if name else "#", str(error))
 
 
 def _target(error: ours.InvalidTarget) -> Problem:
-    """Name the member of ``target_config`` that is not valid; the message begins with it."""
-    found = _TARGET_MEMBER.match(str(error))
-    pointer = "#/target_config" + (f"/{found['member']}" if found is not None else "")
-    return invalid_field(pointer, str(error))
+    """Name the member of ``target_config`` that is not valid."""
+    return invalid_field("/".join(filter(None, ("#/target_config", error.option))), str(error))
 
 
 def _at(pointer: str, code: str = "invalid") -> Callable[[Any], Problem]:

@@ -150,9 +150,11 @@ def set_quotas(
         request_rate_of(requests)
         checked[REQUESTS] = requests or ""
     if tenant.pk == DEFAULT_TENANT_ID and set(checked) - {REQUESTS}:
-        raise InvalidOption(
-            f"tenant={tenant.slug!r}: the default tenant has only the quota {REQUESTS!r}. Give each"
-            " customer a tenant of its own."
+        raise InvalidOption.of(
+            "tenant",
+            tenant.slug,
+            f"the default tenant has only the quota {REQUESTS!r}. Give each customer a"
+            " tenant of its own.",
         )
     actor = current_actor()
     with recorded("tenant.set_quotas") as entry:

@@ -20,7 +20,7 @@ from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.pagination import LIMIT_MAX, KeysetPagination, limit_of
-from django_durable_tasks.contrib.api.problems import Problem, invalid_field, refused_option
+from django_durable_tasks.contrib.api.problems import Problem, invalid_field
 from django_durable_tasks.contrib.api.quotas import charge
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
 from django_durable_tasks.contrib.api.targets import (
@@ -143,7 +143,7 @@ def errors_of_timetable(given: Mapping[str, Any]) -> Iterator[None]:
         yield
     except InvalidSchedule as refused:
         kinds = kinds_in(given)
-        if not kinds or refused_option(refused):
+        if not kinds or refused.option:
             raise
         raise invalid_field(f"#/{kinds[0]}", text_for_tenants(str(refused))) from None
 

@@ -195,7 +195,7 @@ def number_of(name: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise InvalidOption(f"{name}={value!r}: give a whole number from 0 to {_MOST:,}, or None.")
+        raise InvalidOption.of(name, value, f"give a whole number from 0 to {_MOST:,}, or None.")
     return value
 
 
@@ -205,7 +205,7 @@ def request_rate_of(text: object) -> RequestRate | None:
         return None
     rate = rate_of(REQUESTS, text)
     if rate.number > rate.seconds * _MICROSECONDS:
-        raise InvalidOption(f"{REQUESTS}={text!r}: give at most a million requests a second.")
+        raise InvalidOption.of(REQUESTS, text, "give at most a million requests a second.")
     return RequestRate(rate.number, int(rate.seconds))
 
 

@@ -21,6 +21,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab, Fields
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.schedules.agenda import Agenda
+from django_durable_tasks.schedules.timetables.types import walk
 from django_durable_tasks.schedules.timetables.zones import ClockChange, clock_changes, zone
 
 _SHOWN = 3
@@ -180,14 +181,8 @@ def _ran(row: BeatRow, now: datetime) -> datetime | None:
 
 def _ours(row: BeatRow, agenda: Agenda, now: datetime) -> Iterator[datetime]:
     """Yield the fires of the imported row; a one-off task is imported with max_runs=1."""
-    return islice(_runs(agenda, now), 1 if row.one_off or row.clocked is not None else None)
-
-
-def _runs(agenda: Agenda, now: datetime) -> Iterator[datetime]:
-    planned = agenda.next(now)
-    while planned is not None:
-        yield planned.at
-        planned = agenda.next(planned.at)
+    runs = (run.at for run in walk(agenda, now))
+    return islice(runs, 1 if row.one_off or row.clocked is not None else None)
 
 
 def _overdue(beat: Sequence[datetime], here: Sequence[datetime], now: datetime) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 
 from django.db import DatabaseError, InterfaceError
 
@@ -17,6 +18,7 @@ from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.schedules.options import BEAT
 from django_durable_tasks.schedules.schedule_cache import agenda_of
+from django_durable_tasks.schedules.timetables.types import walk
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import dedicated_connection
 
@@ -184,10 +186,5 @@ def _shadow(
 
 
 def _would_fire(row: RecurringTask, start: datetime, end: datetime) -> Iterator[datetime]:
-    agenda = agenda_of(row)
-    planned = agenda.next(start - timedelta(microseconds=1))
-    for _ in range(MOST + 1):
-        if planned is None or planned.at > end:
-            return
-        yield planned.at
-        planned = agenda.next(planned.at)
+    runs = walk(agenda_of(row), start - timedelta(microseconds=1), end)
+    return (run.at for run in islice(runs, MOST + 1))

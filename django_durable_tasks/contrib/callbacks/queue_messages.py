@@ -22,6 +22,7 @@ from django_durable_tasks.exceptions import (
     InvalidOption,
     InvalidTarget,
     MessageRejected,
+    about,
 )
 from django_durable_tasks.tasks.options import checked_headers
 
@@ -97,7 +98,9 @@ def queue_message(
         raise InvalidTarget("Give either queue= or exchange= with routing_key=.")
     routing_key = arguments.get("routing_key")
     if queue is not None and routing_key is not None:
-        raise InvalidTarget(f"routing_key={routing_key!r} needs exchange= instead of queue=.")
+        raise InvalidTarget(
+            f"routing_key={routing_key!r} needs exchange= instead of queue=.", option="routing_key"
+        )
     message = QueueMessage(
         exchange="" if exchange is None else _name("exchange", exchange),
         routing_key=_name("queue", queue) if exchange is None else _name_or_empty(routing_key),
@@ -107,7 +110,10 @@ def queue_message(
     )
     name = message.routing_key if exchange is None else message.exchange
     if not _is_allowed(name, allowed, tenant, is_exchange=exchange is not None):
-        raise InvalidTarget(f"{message.place} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).")
+        raise InvalidTarget(
+            f"{message.place} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).",
+            option="queue" if exchange is None else "exchange",
+        )
     return message
 
 
@@ -123,7 +129,9 @@ def refuse_other_tenants(
         if isinstance(name, str) and not _is_allowed(
             name, allowed, tenant, is_exchange=is_exchange
         ):
-            raise InvalidTarget(f"{option} {name!r} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).")
+            raise InvalidTarget(
+                f"{option} {name!r} is not allowed (DURABLE_TASKS['QUEUE_ALLOW']).", option=option
+            )
 
 
 def _is_allowed(
@@ -143,7 +151,7 @@ def _is_allowed(
 
 def _name(option: str, value: object) -> str:
     if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _NAME_MAX:
-        raise InvalidTarget(f"{option}={value!r}: give 1 to {_NAME_MAX} printable characters.")
+        raise InvalidTarget.of(option, value, f"give 1 to {_NAME_MAX} printable characters.")
     return value
 
 
@@ -151,6 +159,7 @@ def _name_or_empty(value: object) -> str:
     return "" if value in (None, "") else _name("routing_key", value)
 
 
+@about("body")
 def _text(body: object) -> str:
     if isinstance(body, str):
         return body
@@ -164,10 +173,11 @@ def _content_type(value: object, body: object) -> str:
     if value is None:
         return "text/plain" if isinstance(body, str) else "application/json"
     if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _CONTENT_TYPE_MAX:
-        raise InvalidTarget(f"content_type={value!r}: give a type such as application/json.")
+        raise InvalidTarget.of("content_type", value, "give a type such as application/json.")
     return value
 
 
+@about("headers")
 def _headers(value: object) -> Mapping[str, Any]:
     if value is None:
         return {}

@@ -112,7 +112,9 @@ def create_setting(tenant: Any = None, **values: Any) -> NotificationSetting:
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
     missing = [one for one in ("name", *_DESTINATION) if one not in values]
     if missing:
-        raise InvalidOption(f"{missing[0]} is missing: a notification setting needs it.")
+        raise InvalidOption(
+            f"{missing[0]} is missing: a notification setting needs it.", option=missing[0]
+        )
     row = NotificationSetting(tenant_id=tenant_id)
     checked = _checked(row, values)
     config = checked.pop("delivery_config")
@@ -237,7 +239,8 @@ def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, A
     if checked.get("on_alert") and row.tenant_id != DEFAULT_TENANT_ID:
         raise InvalidOption(
             "on_alert=True: alerts are about the whole installation, which only settings of the"
-            " default tenant may follow."
+            " default tenant may follow.",
+            option="on_alert",
         )
     names = ("quiet_from", "quiet_until")
     check_together({name: checked.get(name, getattr(row, name)) for name in names})
@@ -252,7 +255,10 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
         if kind == row.delivery_type:
             return {}
         # A URL must not become readable by a type whose masks show more of it.
-        raise InvalidOption(f"delivery_config is missing: delivery_type={kind!r} needs a new one.")
+        raise InvalidOption(
+            f"delivery_config is missing: delivery_type={kind!r} needs a new one.",
+            option="delivery_config",
+        )
     try:
         known: dict[str, Any] = row.delivery_config
     except EncryptionError:

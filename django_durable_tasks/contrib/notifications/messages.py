@@ -15,7 +15,7 @@ from typing import Any
 from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
 from django_durable_tasks.contrib.notifications.events import DigestCount, DigestData, EventMessage
 from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget
+from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget, about
 from django_durable_tasks.masking import MASK, masked_url, shortened
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.timetables.zones import zone_name
@@ -31,6 +31,7 @@ _ADDRESS_LENGTH = 254
 _ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,189}")
 
 
+@about("delivery_config")
 def checked_config(
     delivery_type: str, config: object, *, policy: AddressPolicy, allowed: Sequence[str]
 ) -> dict[str, Any]:
@@ -39,8 +40,8 @@ def checked_config(
     ``allowed``: the patterns of e-mail addresses to which notifications may be sent.
     """
     if delivery_type not in set(DeliveryType):
-        raise InvalidOption(
-            f"delivery_type={delivery_type!r}: give one of {', '.join(DeliveryType)}."
+        raise InvalidOption.of(
+            "delivery_type", delivery_type, f"give one of {', '.join(DeliveryType)}."
         )
     name = "to" if delivery_type == DeliveryType.EMAIL else "url"
     if not isinstance(config, Mapping) or set(config) != {name}:
@@ -140,7 +141,7 @@ _PATTERN_MAX = 200
 
 def _flag(option: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{option}={value!r}: give True or False.")
+        raise InvalidOption.of(option, value, "give True or False.")
     return value
 
 
@@ -154,11 +155,12 @@ def _digest(option: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidOption(f"{option}={value!r}: give seconds, or None for one message per event.")
+        raise InvalidOption.of(option, value, "give seconds, or None for one message per event.")
     if not SHORTEST_DIGEST <= value <= LONGEST_DIGEST:
         raise InvalidOption(
             f"{option}={value:g}: give {SHORTEST_DIGEST:g} to {LONGEST_DIGEST:g} seconds, or None"
-            " for one message per event."
+            " for one message per event.",
+            option=option,
         )
     return float(value)
 
@@ -167,7 +169,7 @@ def _time(option: str, value: object) -> time | None:
     if value is None:
         return None
     if not isinstance(value, time) or value.tzinfo is not None:
-        raise InvalidOption(f"{option}={value!r}: give a time of day without a zone.")
+        raise InvalidOption.of(option, value, "give a time of day without a zone.")
     return value
 
 
@@ -175,7 +177,7 @@ def _checked_zone(option: str, value: object) -> str:
     try:
         return zone_name(value)
     except InvalidSchedule as refused:
-        raise InvalidOption(f"{option} is not valid: {refused}") from None
+        raise InvalidOption(f"{option} is not valid: {refused}", option=option) from None
 
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
@@ -207,9 +209,13 @@ def check_together(values: Mapping[str, Any]) -> None:
     begin, end = values["quiet_from"], values["quiet_until"]
     if (begin is None) != (end is None):
         missing = "quiet_from" if begin is None else "quiet_until"
-        raise InvalidOption(f"{missing}=None: give both ends of the quiet hours, or none.")
+        raise InvalidOption(
+            f"{missing}=None: give both ends of the quiet hours, or none.", option=missing
+        )
     if begin is not None and begin == end:
-        raise InvalidOption("quiet_until is equal to quiet_from: nothing would ever be sent.")
+        raise InvalidOption(
+            "quiet_until is equal to quiet_from: nothing would ever be sent.", option="quiet_until"
+        )
 
 
 # The contents of notifications: JSON for webhooks, blocks for Slack, text for e-mail.

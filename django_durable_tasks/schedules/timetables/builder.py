@@ -90,10 +90,12 @@ def checked(
             f"{len(parts)} parts; a schedule can have {MOST_PARTS}. Give several schedules."
         )
     setting = TimetableContext(zone_name(zone), _utc(anchor), seed=seed)
-    found = [_kind(part).checked(part, setting) for part in parts]
-    if not allow_never and (why := never_fires(found, zone=setting.zone, anchor=anchor, seed=seed)):
+    canonical = [_kind(part).checked(part, setting) for part in parts]
+    if not allow_never and (
+        why := never_fires(canonical, zone=setting.zone, anchor=anchor, seed=seed)
+    ):
         raise InvalidSchedule(why)
-    return found
+    return canonical
 
 
 def never_fires(
@@ -180,7 +182,7 @@ def _policy(name: str, kind: type[_Policy], value: str) -> _Policy:
     try:
         return kind(value)
     except ValueError as error:
-        raise InvalidSchedule(f"{name}={value!r}: give {' or '.join(kind)}.") from error
+        raise InvalidSchedule.of(name, value, f"give {' or '.join(kind)}.") from error
 
 
 # A short description of a timetable, for lists and pages. A timetable without a short description
@@ -300,9 +302,9 @@ def _time(minute: str, hour: str) -> str | None:
             else None
         )
     hours = hour.split(",")
-    if len(hours) > _MOST_TIMES or not all(one.isdigit() for one in hours):
+    if len(hours) > _MOST_TIMES or not all(hour_text.isdigit() for hour_text in hours):
         return None
-    return "at " + _listed([f"{int(one):02}:{int(minute):02}" for one in hours])
+    return "at " + _listed([f"{int(hour_text):02}:{int(minute):02}" for hour_text in hours])
 
 
 def _day(date: str, month: str, weekday: str) -> str | None:

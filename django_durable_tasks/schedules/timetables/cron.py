@@ -139,38 +139,39 @@ def parsed(text: str, seconds: str = "", seed: str = "") -> CronRule:
 def fields(text: object, seconds: str = "") -> list[str]:
     """Return the fields in lower case, seconds last; raises InvalidSchedule for an invalid text."""
     if not isinstance(text, str) or not text.strip():
-        raise InvalidSchedule(f"cron={text!r}: give five fields, for example '30 2 * * *'.")
+        raise InvalidSchedule.of("cron", text, "give five fields, for example '30 2 * * *'.")
     if len(text) > MOST_CHARACTERS or text.count(",") >= MOST_ITEMS:
         raise InvalidSchedule(
             f"cron={text[:40]!r}...: {len(text)} characters and {text.count(',') + 1} items; at"
             f" most {MOST_CHARACTERS} characters and {MOST_ITEMS} items are read. Split it into"
-            " several parts, or give an rrule."
+            " several parts, or give an rrule.",
+            option="cron",
         )
     if not _LEGAL.fullmatch(text):
-        raise InvalidSchedule(
-            f"cron={text!r}: only letters, digits and * / , - # ? ( ) are allowed."
+        raise InvalidSchedule.of(
+            "cron", text, "only letters, digits and * / , - # ? ( ) are allowed."
         )
     word = text.strip().lower()
     if word.startswith("@"):
         if word not in NICKNAMES:
             known = f"known are {', '.join(sorted(NICKNAMES))}"
             why = _NOT_NICKNAMES.get(word.split(maxsplit=1)[0], known)
-            raise InvalidSchedule(f"cron={text!r}: {why}.")
+            raise InvalidSchedule.of("cron", text, f"{why}.")
         word, seconds = NICKNAMES[word], ""
     if seconds not in ("", "FIRST", "LAST"):
-        raise InvalidSchedule(
-            f"seconds={seconds!r}: write FIRST or LAST for the position of the seconds field."
+        raise InvalidSchedule.of(
+            "seconds", seconds, "write FIRST or LAST for the position of the seconds field."
         )
-    found = word.split()
-    if len(found) != (6 if seconds else 5):
+    words = word.split()
+    if len(words) != (6 if seconds else 5):
         hint = ""
-        if len(found) == 6:
+        if len(words) == 6:
             position = "seconds='FIRST' or seconds='LAST'"
             hint = f" If one of them is seconds, give its position: {position}."
-        raise InvalidSchedule(
-            f"cron={text!r}: {len(found)} fields; {'six' if seconds else 'five'} are needed.{hint}"
+        raise InvalidSchedule.of(
+            "cron", text, f"{len(words)} fields; {('six' if seconds else 'five')} are needed.{hint}"
         )
-    return [*found[1:], found[0]] if seconds == "FIRST" else found
+    return [*words[1:], words[0]] if seconds == "FIRST" else words
 
 
 def _item(text: str, number: int, item: str) -> str:
@@ -178,23 +179,22 @@ def _item(text: str, number: int, item: str) -> str:
     for unsupported items.
     """
     if _RANDOM.fullmatch(item):
-        raise InvalidSchedule(
-            f"cron={text!r}: R is another time on every node; write H, which is drawn once and"
-            " stays."
+        raise InvalidSchedule.of(
+            "cron", text, "R is another time on every node; write H, which is drawn once and stays."
         )
     if number == _DAY and _FROM_THE_END.fullmatch(item):
         day = "'last working'" if "w" in item else f"-{int(item[2:]) + 1}"
-        raise InvalidSchedule(
-            f"cron={text!r}: {item.upper()} is not read; give {{'every': 'month', 'day': {day}}}."
+        raise InvalidSchedule.of(
+            "cron", text, f"{item.upper()} is not read; give {{'every': 'month', 'day': {day}}}."
         )
     if number == _DAY and (item == "h" or item.startswith("h/")):
         return item.replace("h", "h(1-28)")  # every month has these
-    if number == _WEEKDAY and (found := _LAST_WEEKDAY.fullmatch(item)):
-        return f"l{_number(number, found[1] or found[2])}"
-    if (found := _ONE_VALUE.fullmatch(item)) and _number(number, found[1]) == _number(
-        number, found[2]
+    if number == _WEEKDAY and (match := _LAST_WEEKDAY.fullmatch(item)):
+        return f"l{_number(number, match[1] or match[2])}"
+    if (match := _ONE_VALUE.fullmatch(item)) and _number(number, match[1]) == _number(
+        number, match[2]
     ):
-        return found[1]  # croniter parses 23-23/24 as the whole field
+        return match[1]  # croniter parses 23-23/24 as the whole field
     return item
 
 
@@ -205,27 +205,27 @@ def _number(number: int, word: str) -> str:
 
 def _nearest(text: str, items: list[str]) -> int:
     """Return the date of ``15W``, or 0."""
-    found = [match for item in items if (match := _NEAREST.fullmatch(item))]
-    if not found:
+    matches = [match for item in items if (match := _NEAREST.fullmatch(item))]
+    if not matches:
         return 0
-    date = int(found[0][1] or found[0][2])
+    date = int(matches[0][1] or matches[0][2])
     if len(items) > 1 or not 1 <= date <= 31:
-        raise InvalidSchedule(
-            f"cron={text!r}: W stands with one date from 1 to 31 and alone, for example 15W."
+        raise InvalidSchedule.of(
+            "cron", text, "W stands with one date from 1 to 31 and alone, for example 15W."
         )
     return date
 
 
 def _expanded(text: str, read: list[str], seed: str) -> tuple[list[list[Any]], dict[int, set[Any]]]:
     try:
-        found: tuple[list[list[Any]], dict[int, set[Any]]] = croniter.expand(
+        expanded: tuple[list[list[Any]], dict[int, set[Any]]] = croniter.expand(
             " ".join(read), hash_id=seed.encode()
         )
     except (CroniterError, ValueError, LookupError) as error:
-        raise InvalidSchedule(
-            f"cron={text!r}: {_fault(read, seed)} cannot be read ({error})."
+        raise InvalidSchedule.of(
+            "cron", text, f"{_fault(read, seed)} cannot be read ({error})."
         ) from error
-    return found
+    return expanded
 
 
 def _fault(read: list[str], seed: str) -> str:
@@ -326,17 +326,13 @@ def _days_of_month(pattern: DayPattern, year: int, month: int) -> Iterator[int]:
     join = any if pattern.either else all
     for number in range(1, length + 1):
         weekday = (first + number - 1) % 7  # ordinal 7 was a Sunday
-        if join((number in dates, _is_weekday(pattern, weekday, number, length))):
+        is_named = (
+            weekday in pattern.weekdays
+            or (weekday, (number - 1) // 7 + 1) in pattern.nth
+            or (number + 7 > length and (weekday, LAST) in pattern.nth)
+        )
+        if join((number in dates, is_named)):
             yield first + number - 1
-
-
-def _is_weekday(pattern: DayPattern, weekday: int, number: int, length: int) -> bool:
-    if weekday in pattern.weekdays:
-        return True
-    which = (number - 1) // 7 + 1
-    return (weekday, which) in pattern.nth or (
-        number + 7 > length and (weekday, LAST) in pattern.nth
-    )
 
 
 def _nearest_weekday(first: int, length: int, wanted: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.option_values import seconds
-from django_durable_tasks.schedules.timetables.types import Count, Fire, OpenDays, TimetableContext
+from django_durable_tasks.schedules.timetables.types import (
+    BothWays,
+    Count,
+    Direction,
+    Fire,
+    OpenDays,
+    TimetableContext,
+)
 from django_durable_tasks.schedules.timetables.wall_times import (
     BoundedWallTimes,
     DailyWallTimes,
@@ -28,20 +35,14 @@ MOST_INSTANTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Instants:
+class Instants(BothWays[Fire]):
     """Fires at each of the moments (aware, UTC, ascending, distinct)."""
 
     moments: tuple[datetime, ...]
 
-    def next(self, after: datetime) -> Fire | None:
-        """Return the first moment strictly after; None after the last."""
-        place = bisect_right(self.moments, after)
-        return Fire(self.moments[place]) if place < len(self.moments) else None
-
-    def previous(self, before: datetime) -> Fire | None:
-        """Return the last moment strictly before; None before the first."""
-        place = bisect_left(self.moments, before)
-        return Fire(self.moments[place - 1]) if place else None
+    def step(self, moment: datetime, way: Direction) -> Fire | None:
+        place = way.place(self.moments, moment)
+        return None if place is None else Fire(self.moments[place])
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of moments in (after, until]."""
@@ -54,7 +55,7 @@ def checked_instants(part: Mapping[str, Any], setting: TimetableContext) -> dict
     """
     given = part["at"]
     if not isinstance(given, list | tuple) or not given:
-        raise InvalidSchedule(f"at={given!r}: give a list of at least one instant.")
+        raise InvalidSchedule.of("at", given, "give a list of at least one instant.")
     if len(given) > MOST_INSTANTS:
         raise InvalidSchedule(f"at: {len(given)} instants; a schedule can hold {MOST_INSTANTS}.")
     moments = sorted({_moment(value) for value in given})
@@ -133,9 +134,9 @@ def checked_interval(part: Mapping[str, Any], setting: TimetableContext) -> dict
     try:
         length = seconds("interval", value)
     except InvalidOption as error:
-        raise InvalidSchedule(str(error)) from error
+        raise InvalidSchedule(str(error), option=error.option) from error
     if length < _SHORTEST:
-        raise InvalidSchedule(f"interval={value!r}: it must be {_SHORTEST:g} seconds or more.")
+        raise InvalidSchedule.of("interval", value, f"it must be {_SHORTEST:g} seconds or more.")
     return {"interval": length}
 
 
@@ -195,12 +196,11 @@ def checked_calendar_interval(part: Mapping[str, Any], setting: TimetableContext
     """Return the canonical part; raises InvalidSchedule with the key."""
     unit, count = part["every"], part.get("count", 1)
     if unit not in tuple(_UNITS):
-        raise InvalidSchedule(
-            f"every={unit!r}: give one of {', '.join(_UNITS)}; for a duration give"
-            " interval=seconds."
+        raise InvalidSchedule.of(
+            "every", unit, f"give one of {', '.join(_UNITS)}; for a duration give interval=seconds."
         )
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST:
-        raise InvalidSchedule(f"count={count!r}: give a whole number from 1 to {_MOST}.")
+        raise InvalidSchedule.of("count", count, f"give a whole number from 1 to {_MOST}.")
     canonical = {"every": unit, "count": count}
     if part.get("month") is not None:
         canonical["month"] = _checked_month(unit, part["month"])
@@ -285,12 +285,15 @@ def _span(unit: str, index: int, month: int) -> range:
 
 
 def _parsed_day(unit: str, day: object) -> _Day:
-    refusal = InvalidSchedule(
-        f"day={day!r}: a {unit} has no such day; give a number from 1 (-1 is the last), 'last',"
-        " 'first working', 'last working', '3rd working', '2nd tuesday' or 'last friday'."
+    refusal = InvalidSchedule.of(
+        "day",
+        day,
+        f"a {unit} has no such day; give a number from 1 (-1 is the last), 'last',"
+        " 'first working', 'last working', '3rd working', '2nd tuesday' or 'last"
+        " friday'.",
     )
     if unit == "day":
-        raise InvalidSchedule(f"day={day!r}: every day is meant already; leave it out.")
+        raise InvalidSchedule.of("day", day, "every day is meant already; leave it out.")
     if isinstance(day, int) and not isinstance(day, bool):
         if not 1 <= abs(day) <= _UNITS[unit]:
             raise refusal
@@ -298,26 +301,28 @@ def _parsed_day(unit: str, day: object) -> _Day:
     text = day.strip().lower() if isinstance(day, str) else ""
     if text in _WEEKDAYS and unit == "week":
         return _Day(1, text)
-    found = _DAY_TEXT.fullmatch(text)
-    if not found:
+    match = _DAY_TEXT.fullmatch(text)
+    if not match:
         raise refusal
-    number = {"first": 1, "last": -1}.get(found[1]) or int(found[1][:-2])
+    number = {"first": 1, "last": -1}.get(match[1]) or int(match[1][:-2])
     if not 1 <= abs(number) <= _UNITS[unit]:
         raise refusal
-    return _Day(number, found[2] or "day")
+    return _Day(number, match[2] or "day")
 
 
 def _checked_month(unit: str, month: object) -> int:
     most = {"quarter": 3, "year": 12}.get(unit, 0)
     if not most:
-        raise InvalidSchedule(f"month={month!r}: it can stand only where every is quarter or year.")
+        raise InvalidSchedule.of(
+            "month", month, "it can stand only where every is quarter or year."
+        )
     if isinstance(month, bool) or not isinstance(month, int) or not 1 <= month <= most:
-        raise InvalidSchedule(f"month={month!r}: give the month of the {unit}, from 1 to {most}.")
+        raise InvalidSchedule.of("month", month, f"give the month of the {unit}, from 1 to {most}.")
     return month
 
 
 def _second_of_day(text: object) -> int:
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    if not found:
-        raise InvalidSchedule(f"time={text!r}: give a time of day as '09:00' or '09:00:30'.")
-    return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3] or 0)
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if not match:
+        raise InvalidSchedule.of("time", text, "give a time of day as '09:00' or '09:00:30'.")
+    return int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3] or 0)

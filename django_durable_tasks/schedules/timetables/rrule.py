@@ -103,33 +103,35 @@ def parsed(text: object, setting: TimetableContext) -> Recurrence:
     start = next((_starting(line, setting) for line in lines if line.startswith("DTSTART")), None)
     if start is None:
         start = setting.anchor.astimezone(zone(setting.zone)).replace(tzinfo=None, microsecond=0)
-    found = Recurrence()
+    recurrence = Recurrence()
     for line in lines:
         head, _, value = line.rpartition(":")
         name, _, parameters = head.partition(";")
         if name in {"RRULE", "EXRULE", ""} and not parameters:
-            (found.excluded_rules if name == "EXRULE" else found.rules).append(
+            (recurrence.excluded_rules if name == "EXRULE" else recurrence.rules).append(
                 _rule(value, start, setting)
             )
         elif name in {"RDATE", "EXDATE"}:
-            (found.excluded_dates if name == "EXDATE" else found.dates).update(
-                _dates(line, parameters, value, setting)
+            _own_zone(line, parameters, setting)
+            (recurrence.excluded_dates if name == "EXDATE" else recurrence.dates).update(
+                reading(_stamp(line.partition(":")[0], stamp, setting))
+                for stamp in value.split(",")
             )
         elif name != "DTSTART":
             raise InvalidSchedule(
                 f"rrule: {line[:80]!r}: a line begins with RRULE, RDATE, EXRULE, EXDATE or DTSTART."
             )
-    if not found.rules and not found.dates:
+    if not recurrence.rules and not recurrence.dates:
         raise InvalidSchedule(
             "rrule: no line defines when it fires; give for example 'FREQ=MONTHLY;BYDAY=-1FR'."
         )
-    return found
+    return recurrence
 
 
 def _lines(text: object) -> list[str]:
     if not isinstance(text, str) or not text.strip():
-        raise InvalidSchedule(
-            f"rrule={text!r}: give a text, for example 'FREQ=MONTHLY;BYDAY=-1FR'."
+        raise InvalidSchedule.of(
+            "rrule", text, "give a text, for example 'FREQ=MONTHLY;BYDAY=-1FR'."
         )
     lines = [
         line.strip().upper() if "TZID" not in line.upper() else line.strip()
@@ -140,7 +142,8 @@ def _lines(text: object) -> list[str]:
         raise InvalidSchedule(
             f"rrule={text[:40]!r}...: {len(text)} characters in {len(lines)} lines; at most"
             f" {MOST_CHARACTERS} characters, {MOST_LINES} lines and {MOST_DATES} values are read."
-            " Give instants or several parts."
+            " Give instants or several parts.",
+            option="rrule",
         )
     return lines
 
@@ -164,11 +167,6 @@ def _own_zone(line: str, parameters: str, setting: TimetableContext) -> None:
             )
 
 
-def _dates(line: str, parameters: str, value: str, setting: TimetableContext) -> set[int]:
-    _own_zone(line, parameters, setting)
-    return {reading(_stamp(line.partition(":")[0], stamp, setting)) for stamp in value.split(",")}
-
-
 def _stamp(name: str, text: str, setting: TimetableContext) -> datetime:
     """Convert a time to the wall time of the schedule's zone."""
     try:
@@ -190,7 +188,7 @@ def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
     pairs = [part.partition("=")[::2] for part in text.split(";") if part]
     given = dict(pairs)
     if len(given) < len(pairs) or not given.get("FREQ"):
-        raise InvalidSchedule(f"rrule={text[:80]!r}: each key once, and FREQ among them.")
+        raise InvalidSchedule.of("rrule", text[:80], "each key once, and FREQ among them.")
     values: dict[str, Any] = {"start": reading(start)}
     for key, value in given.items():
         values |= _read(key, value, setting)
@@ -239,12 +237,12 @@ def _number(key: str, word: str, least: int, most: int, signed: bool) -> int:
 def _weekdays(value: str) -> Mapping[str, Any]:
     plain, nth = set(), set()
     for word in value.split(","):
-        found = _BYDAY.fullmatch(word)
-        if not found or (found[1] and not 1 <= abs(int(found[1])) <= 53):
+        match = _BYDAY.fullmatch(word)
+        if not match or (match[1] and not 1 <= abs(int(match[1])) <= 53):
             raise InvalidSchedule(f"rrule: BYDAY={word[:40]!r}: give for example MO, 2TU or -1FR.")
-        weekday = _WEEKDAYS.index(found[2])
-        if found[1]:
-            nth.add((weekday, int(found[1])))
+        weekday = _WEEKDAYS.index(match[2])
+        if match[1]:
+            nth.add((weekday, int(match[1])))
         else:
             plain.add(weekday)
     return {"weekdays": frozenset(plain), "nth": frozenset(nth)}
@@ -263,9 +261,9 @@ def _check_together(text: str, rule: Rule) -> None:
             rule.positions and rule.rank > FREQUENCIES.index("DAILY")
         ),
     }
-    for fault, found in faults.items():
-        if found:
-            raise InvalidSchedule(f"rrule={text[:80]!r}: {fault}.")
+    for fault, applies in faults.items():
+        if applies:
+            raise InvalidSchedule.of("rrule", text[:80], f"{fault}.")
 
 
 def _completed(rule: Rule, start: datetime) -> Rule:
@@ -307,7 +305,9 @@ def rule_wall_times(rule: Rule) -> BoundedWallTimes:
 def _unbounded(rule: Rule) -> DailyWallTimes:
     if rule.positions:
         return DailyWallTimes(
-            lambda year: tuple(_selected(rule, year)), partial(_selected_on, rule), uniform=False
+            lambda year: tuple(_selected(rule, year)),
+            lambda day: _selected(rule, date.fromordinal(day).year).get(day, ()),
+            uniform=False,
         )
     if rule.frequency not in _UNITS:
         times = _times_of_day(rule)
@@ -436,10 +436,6 @@ def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
     }
 
 
-def _selected_on(rule: Rule, day: int) -> tuple[int, ...]:
-    return _selected(rule, date.fromordinal(day).year).get(day, ())
-
-
 def _period(rule: Rule, day: int) -> object:
     moment = date.fromordinal(day)
     if rule.frequency == "WEEKLY":
@@ -491,14 +487,14 @@ class Combined:
         exceptions.
         """
         for _ in range(_MOST):
-            found = [
+            seconds = [
                 found_second
                 for source in self.included
                 if (found_second := source.first(start)) is not None
             ]
-            if not found or not self._is_excluded(min(found)):
-                return min(found, default=None)
-            start = min(found) + 1
+            if not seconds or not self._is_excluded(min(seconds)):
+                return min(seconds, default=None)
+            start = min(seconds) + 1
         raise _too_many()
 
     def last(self, end: int) -> int | None:
@@ -506,14 +502,14 @@ class Combined:
         exceptions.
         """
         for _ in range(_MOST):
-            found = [
+            seconds = [
                 found_second
                 for source in self.included
                 if (found_second := source.last(end)) is not None
             ]
-            if not found or not self._is_excluded(max(found)):
-                return max(found, default=None)
-            end = max(found)
+            if not seconds or not self._is_excluded(max(seconds)):
+                return max(seconds, default=None)
+            end = max(seconds)
         raise _too_many()
 
     def count(self, start: int, end: int) -> Count:
@@ -560,9 +556,9 @@ def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
 
 
 def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> WallTimes:
-    found = parsed(part["rrule"], setting)
-    included = _all(found.rules, found.dates)
-    excluded = _all(found.excluded_rules, found.excluded_dates)
+    recurrence = parsed(part["rrule"], setting)
+    included = _all(recurrence.rules, recurrence.dates)
+    excluded = _all(recurrence.excluded_rules, recurrence.excluded_dates)
     return included[0] if len(included) == 1 and not excluded else Combined(included, excluded)
 
 

@@ -15,7 +15,14 @@ from math import acos, asin, cos, degrees, radians, sin, tan
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.schedules.timetables.types import Count, Fire, TimetableContext
+from django_durable_tasks.schedules.timetables.types import (
+    TICK,
+    BothWays,
+    Count,
+    Direction,
+    Fire,
+    TimetableContext,
+)
 
 _HORIZON, _CIVIL, _NAUTICAL, _ASTRONOMICAL = 90.833, 96.0, 102.0, 108.0
 _EVENTS = {  # the zenith angle in degrees, and the side of noon
@@ -34,11 +41,10 @@ _WALKED_DAYS = 4_000
 _J2000 = 730_120.5  # 1 January 2000, 12:00 UTC, in days as date.toordinal counts them
 _CENTURY = 36_525.0
 _FIRST_DAY, _LAST_DAY = 800, 3_651_000  # the calendar, less than two years at either end
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Solar:
+class Solar(BothWays[Fire]):
     """Fires ``offset`` after the event of each day at the place; days without the event (polar
     regions) have no fire.
     """
@@ -48,20 +54,13 @@ class Solar:
     longitude: float
     offset: timedelta
 
-    def next(self, after: datetime) -> Fire | None:
-        """Return the first fire strictly after; None if the event does not occur within a year."""
-        moment = after - self.offset
-        for day in range(moment.toordinal() - 1, moment.toordinal() + _LONGEST_NIGHT):
-            if (found := self._on(day)) and found > moment:
-                return Fire(found + self.offset)
-        return None
-
-    def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire strictly before; None if the event did not occur within a year."""
-        moment = before - self.offset
-        for day in range(moment.toordinal() + 1, moment.toordinal() - _LONGEST_NIGHT, -1):
-            if (found := self._on(day)) and found < moment:
-                return Fire(found + self.offset)
+    def step(self, moment: datetime, way: Direction) -> Fire | None:
+        """Return the nearest fire; None if the event does not occur within a year."""
+        moment, sign = moment - self.offset, way.value
+        today = moment.toordinal()
+        for day in range(today - sign, today + sign * _LONGEST_NIGHT, sign):
+            if (event := self._on(day)) and way.is_beyond(event, moment):
+                return Fire(event + self.offset)
         return None
 
     def count(self, after: datetime, until: datetime) -> Count:
@@ -70,7 +69,7 @@ class Solar:
         """
         low, high = after - self.offset, until - self.offset
         days = range(low.toordinal() - 1, high.toordinal() + 2)[:_WALKED_DAYS]
-        number = sum(1 for day in days if (found := self._on(day)) and low < found <= high)
+        number = sum(1 for day in days if (event := self._on(day)) and low < event <= high)
         return Count(number, exact=not days or days[-1] > high.toordinal())
 
     def _on(self, day: int) -> datetime | None:
@@ -135,7 +134,7 @@ def checked(part: Mapping[str, Any], setting: TimetableContext) -> dict[str, Any
     InvalidSchedule.
     """
     if part["solar"] not in tuple(_EVENTS):
-        raise InvalidSchedule(f"solar={part['solar']!r}: give one of {', '.join(_EVENTS)}.")
+        raise InvalidSchedule.of("solar", part["solar"], f"give one of {', '.join(_EVENTS)}.")
     return {
         "solar": part["solar"],
         "latitude": _within("latitude", part.get("latitude"), 90),
@@ -153,7 +152,7 @@ def build(part: Mapping[str, Any], setting: TimetableContext) -> Solar:
 
 def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
     """Return why the event never occurs at the place, or an empty text."""
-    if build(part, setting).next(setting.anchor - _TICK):
+    if build(part, setting).next(setting.anchor - TICK):
         return ""
     return f"solar={part['solar']!r} never comes at latitude {part['latitude']:g}."
 
@@ -165,5 +164,5 @@ def _within(name: str, value: object, limit: float) -> float:
         or not isinstance(number, int | float)
         or not -limit <= number <= limit
     ):
-        raise InvalidSchedule(f"{name}={value!r}: give a number from {-limit:g} to {limit:g}.")
+        raise InvalidSchedule.of(name, value, f"give a number from {-limit:g} to {limit:g}.")
     return float(number)

@@ -1,11 +1,13 @@
-"""The types of all timetables, and the union of several timetables."""
+"""The types of all timetables, walks over their fires, and the union of several timetables."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from enum import StrEnum
-from typing import Protocol
+from datetime import UTC, date, datetime, timedelta
+from enum import Enum, StrEnum
+from typing import Generic, Protocol, TypeVar
 
 # The types of all timetables: a fire, a count, the policies for clock changes, and the interface.
 
@@ -16,6 +18,11 @@ class Fire:
 
     nominal: datetime
     remarks: tuple[str, ...] = ()
+
+    @property
+    def at(self) -> datetime:
+        """When it is triggered: a timetable moves no fire."""
+        return self.nominal
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,95 @@ class TimetableContext:
     days: OpenDays = WEEKDAYS
 
 
+# Walks over the fires of a timetable or the runs of an agenda, in both directions.
+
+
+TICK = timedelta(microseconds=1)
+
+
+class _Point(Protocol):
+    @property
+    def at(self) -> datetime: ...
+
+
+PointT = TypeVar("PointT", bound=_Point)
+_PointT_co = TypeVar("_PointT_co", bound=_Point, covariant=True)
+
+
+class Walkable(Protocol[_PointT_co]):
+    """A timetable or an agenda."""
+
+    def next(self, after: datetime) -> _PointT_co | None:
+        """Return the first one strictly after."""
+
+    def previous(self, before: datetime) -> _PointT_co | None:
+        """Return the last one strictly before."""
+
+
+class Direction(Enum):
+    """The direction of a walk. "Beyond" an instant is after it, or before it in a walk back."""
+
+    FORWARD = 1
+    BACK = -1
+
+    @property
+    def tick(self) -> timedelta:
+        """The shortest step in this direction."""
+        return self.value * TICK
+
+    @property
+    def opposite(self) -> Direction:
+        """The other direction."""
+        return Direction(-self.value)
+
+    def step(self, walked: Walkable[PointT], moment: datetime) -> PointT | None:
+        """Return the nearest one strictly beyond the instant."""
+        return walked.next(moment) if self is Direction.FORWARD else walked.previous(moment)
+
+    def is_beyond(self, moment: datetime, other: datetime) -> bool:
+        """Return whether the first instant is strictly beyond the second one."""
+        return moment > other if self is Direction.FORWARD else moment < other
+
+    def place(self, instants: Sequence[datetime], moment: datetime) -> int | None:
+        """Return the index of the nearest of these ascending instants strictly beyond."""
+        if self is Direction.FORWARD:
+            place = bisect_right(instants, moment)
+            return place if place < len(instants) else None
+        return bisect_left(instants, moment) - 1 if instants and instants[0] < moment else None
+
+
+def walk(
+    walked: Walkable[PointT],
+    moment: datetime,
+    until: datetime | None = None,
+    way: Direction = Direction.FORWARD,
+) -> Iterator[PointT]:
+    """Yield all that are strictly beyond the instant, up to and including ``until``."""
+    while (point := way.step(walked, moment)) is not None:
+        if until is not None and way.is_beyond(point.at, until):
+            return
+        yield point
+        moment = point.at
+
+
+class BothWays(Generic[PointT]):
+    """A timetable or an agenda with one method for both directions."""
+
+    __slots__ = ()
+
+    def step(self, moment: datetime, way: Direction) -> PointT | None:
+        """Return the nearest one strictly beyond the instant; None if there is none."""
+        raise NotImplementedError
+
+    def next(self, after: datetime) -> PointT | None:
+        """Return the first one strictly after."""
+        return self.step(after, Direction.FORWARD)
+
+    def previous(self, before: datetime) -> PointT | None:
+        """Return the last one strictly before."""
+        return self.step(before, Direction.BACK)
+
+
 # The union of several timetables: fires when one of them fires, once for each instant.
 
 
@@ -100,20 +196,19 @@ _MOST_ITERATED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Union:
+class Union(BothWays[Fire]):
     """Fires whenever one of its parts does."""
 
     parts: tuple[Timetable, ...]
 
-    def next(self, after: datetime) -> Fire | None:
-        """Return the first fire of any part strictly after; None if no part fires again."""
-        fires = [fire for part in self.parts if (fire := part.next(after))]
-        return _joined(fires, min(fire.nominal for fire in fires)) if fires else None
-
-    def previous(self, before: datetime) -> Fire | None:
-        """Return the last fire of any part strictly before; None if there is none."""
-        fires = [fire for part in self.parts if (fire := part.previous(before))]
-        return _joined(fires, max(fire.nominal for fire in fires)) if fires else None
+    def step(self, moment: datetime, way: Direction) -> Fire | None:
+        fires = [fire for part in self.parts if (fire := way.step(part, moment))]
+        if not fires:
+            return None
+        times = [fire.nominal for fire in fires]
+        nominal = min(times) if way is Direction.FORWARD else max(times)
+        remarks = [remark for fire in fires if fire.nominal == nominal for remark in fire.remarks]
+        return Fire(nominal, tuple(dict.fromkeys(remarks)))
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of distinct fires in (after, until]. If the parts have more than a
@@ -123,14 +218,6 @@ class Union:
         of ranges at once.
         """
         counts = [part.count(after, until) for part in self.parts]
-        if sum(one.number for one in counts) > _MOST_ITERATED:
-            return Count(max(one.number for one in counts), exact=False)
-        number, fire = 0, self.next(after)
-        while fire is not None and fire.nominal <= until:
-            number, fire = number + 1, self.next(fire.nominal)
-        return Count(number)
-
-
-def _joined(fires: list[Fire], nominal: datetime) -> Fire:
-    remarks = [remark for fire in fires if fire.nominal == nominal for remark in fire.remarks]
-    return Fire(nominal, tuple(dict.fromkeys(remarks)))
+        if sum(count.number for count in counts) > _MOST_ITERATED:
+            return Count(max(count.number for count in counts), exact=False)
+        return Count(sum(1 for _fire in walk(self, after, until)))

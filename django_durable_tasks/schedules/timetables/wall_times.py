@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from itertools import takewhile
 from typing import Protocol
 
-from django_durable_tasks.schedules.timetables.types import Count, DstGap, DstOverlap, Fire
+from django_durable_tasks.schedules.timetables.types import TICK, Count, DstGap, DstOverlap, Fire
 from django_durable_tasks.schedules.timetables.zones import (
     DAY,
     FIRST_YEAR,
@@ -168,7 +168,6 @@ def spaced(times: Sequence[int]) -> Sequence[int]:
 
 _COUNTED_YEARS = 100
 _MOVED = 3 * DAY  # longer than any clock change in the time zone database
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ class WallTimetable:
 
     def previous(self, before: datetime) -> Fire | None:
         """Return the last fire strictly before; None if there is no earlier wall time."""
-        end = _second(before - _TICK) + 1
+        end = _second(before - TICK) + 1
         for stretch in downwards(self.zone, end - 1):
             top = min(end + stretch.offset, self._top(stretch))
             wall_second = self.wall_times.last(top)

@@ -52,11 +52,11 @@ def zone_name(value: object) -> str:
         else getattr(value, "key", None) or getattr(value, "zone", None)
     )
     if not isinstance(name, str):
-        raise InvalidSchedule(
-            f"timezone={value!r}: give the name of a zone, for example 'Europe/Berlin'."
+        raise InvalidSchedule.of(
+            "timezone", value, "give the name of a zone, for example 'Europe/Berlin'."
         )
     if name not in zone_names():
-        raise InvalidSchedule(f"timezone={name[:60]!r}: {_objection(name[:60])}")
+        raise InvalidSchedule.of("timezone", name[:60], _objection(name[:60]))
     return name
 
 
@@ -194,15 +194,11 @@ def _changes(name: str, start: int, end: int) -> Iterator[int]:
     for low in range(start, end, _PROBE):
         high = min(low + _PROBE, end)
         if (after := _offset(name, high)) != before:
-            yield _first_with(name, low, high, after)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if _offset(name, middle) == after else (middle, high)
+            yield high
             before = after
-
-
-def _first_with(name: str, low: int, high: int, offset: int) -> int:
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _offset(name, middle) == offset else (middle, high)
-    return high
 
 
 def _offset(name: str, second: int) -> int:

@@ -67,8 +67,9 @@ def test_a_route_selects_one_queue(app: Celery, route: Any, queue: str) -> None:
 
 def test_an_explicit_queue_overrides_the_route_and_may_be_an_alias(app: Celery) -> None:
     assert (queue_of(NAME, "alias"), queue_of(NAME, "video")) == ("short-named", "video")
-    with pytest.raises(UnknownQueue, match="'nowhere' is not in CELERY_TASK_QUEUES"):
+    with pytest.raises(UnknownQueue, match="'nowhere' is not in CELERY_TASK_QUEUES") as refused:
         queue_of(NAME, "nowhere")
+    assert refused.value.option == "queue"
 
 
 @pytest.mark.parametrize(
