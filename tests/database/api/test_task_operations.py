@@ -25,23 +25,6 @@ def _ok(response: Any) -> Any:
     return response.json()
 
 
-def test_a_task_is_cancelled_once_and_the_user_and_the_reason_are_stored(acme: ApiClient) -> None:
-    row = a_task(tenant=acme.tenant)
-    assert _ok(acme.post(f"/tasks/{row.pk}/cancel", {"reason": "typing error"}))["status"] == (
-        "CANCELLED"
-    )
-    assert _now(row).reason.startswith("CANCELLED by API key ddt_live_")
-    assert _now(row).reason.endswith("typing error")
-    again = acme.post(f"/tasks/{row.pk}/cancel")
-    assert (again.status_code, again.json()["object_status"]) == (409, "CANCELLED")
-
-
-def test_a_running_task_receives_a_request_to_stop(acme: ApiClient) -> None:
-    row = a_task("RUNNING", tenant=acme.tenant)
-    found = _ok(acme.post(f"/tasks/{row.pk}/cancel"))
-    assert (found["status"], found["cancel_requested_at"] is not None) == ("RUNNING", True)
-
-
 def test_retry_releases_a_waiting_retry_and_replays_an_ended_task(acme: ApiClient) -> None:
     soon = timezone.now() + timedelta(hours=1)
     waiting = a_task(failures=1, due_at=soon, tenant=acme.tenant)
@@ -91,12 +74,6 @@ def test_an_edited_replay_is_within_the_payload_quota(acme: ApiClient, settings:
     answer = acme.post(f"/tasks/{row.pk}/replay", {"target_config": config})
     assert (answer.status_code, pointers(answer)) == (422, ["#/target_config"])
     assert _now(row).status == "FAILED"
-
-
-def test_a_failed_task_is_set_to_success(acme: ApiClient) -> None:
-    row = a_task("FAILED", tenant=acme.tenant)
-    found = _ok(acme.post(f"/tasks/{row.pk}/force-complete", {"reason": "paid"}))
-    assert found["status"] == "SUCCESS"
 
 
 def test_a_waiting_task_is_rescheduled(acme: ApiClient) -> None:

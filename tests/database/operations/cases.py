@@ -465,7 +465,7 @@ CASES: dict[str, Case] = {
     "notification_setting.delete": Case(make=_a_notification_setting, page=_action),
     "notification_setting.test": Case(
         make=_a_notification_setting,
-        command="notify test audited",
+        command="notify test audited --wait 0.1",
         api="POST /notification-settings/{key}/test",
         page=_action,
     ),
