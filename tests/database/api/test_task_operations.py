@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks.models import Task
-from tests.database.api.client import ADD, ApiClient, call, pointers
+from tests.database.api.client import ADD, ApiClient, pointers
 from tests.factories import a_task
 
 pytestmark = pytest.mark.django_db
@@ -93,14 +93,6 @@ def test_a_waiting_task_is_rescheduled(acme: ApiClient) -> None:
         assert pointers(response) == [pointer]
 
 
-def test_a_blocked_task_is_held_released_and_forced(acme: ApiClient) -> None:
-    upstream = a_task(tenant=acme.tenant)
-    body = call(depends_on=[str(upstream.pk)])
-    path = f"/tasks/{acme.post('/tasks', body).json()['task_id']}"
-    assert _ok(acme.post(f"{path}/hold", {"reason": "wait"}))["status"] == "BLOCKED"
-    assert _ok(acme.post(f"{path}/unhold"))["unresolved_dependencies_count"] == 1
-    assert _ok(acme.post(f"{path}/force-run"))["status"] == "PENDING"
-    assert _ok(acme.post(f"{path}/cancel-branch"))["status"] == "CANCELLED"
-    assert _ok(acme.post(f"{path}/replay-from"))["status"] in ("PENDING", "BLOCKED")
-    nothing = acme.post(f"{path}/approve")
-    assert (nothing.status_code, nothing.json()["code"]) == (409, "conflict")
+def test_a_task_without_a_gate_cannot_be_approved(acme: ApiClient) -> None:
+    answer = acme.post(f"/tasks/{a_task(tenant=acme.tenant).pk}/approve")
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
