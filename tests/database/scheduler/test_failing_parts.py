@@ -60,7 +60,7 @@ def test_tasks_are_dispatched_by_polls_and_maintenance_continues_beside_a_failin
         raise _error(kind)
 
     monkeypatch.setattr(leader.dispatching.index, method, broken)
-    soon, due = a_task(due=3), a_task()
+    soon, due = a_task(due=1), a_task()
     unanswered, failed = a_task(Status.QUEUED, due=-1, publish_count=1), list[Any]()
 
     def dispatched() -> bool:
