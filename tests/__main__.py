@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -57,7 +56,7 @@ def selected(options: argparse.Namespace) -> list[Run]:
     """Return the selected runs. `--only` selects from the whole matrix, or from the runs of changed
     files.
     """
-    default = [replace(run, few=True) for run in RUNS if run.default]
+    default = [run.shortened for run in RUNS if run.default]
     runs = list(RUNS) if options.all or options.only else default
     if options.kill_trials:
         runs = list(KILL_TRIALS)

@@ -69,12 +69,12 @@ def affected(paths: Iterable[str]) -> dict[Run, list[str]]:
     wanted = [(path, target) for path in paths for target in f"{ALWAYS} {_targets(path)}".split()]
     chosen = {}
     for run in RUNS:
-        whole = [path for path, target in wanted if _is_suite(target, run)]
+        whole = {path: target for path, target in wanted if _is_suite(target, run)}
         parts = {target.partition("@")[0]: path for path, target in wanted if _is_part(target, run)}
         # Not a module in addition to its folder.
         names = [name for name in parts if not any(name.startswith(f"{part}/") for part in parts)]
         if whole:
-            chosen[run] = list(dict.fromkeys(whole))
+            chosen[run.shortened if {*whole.values()} == {"default"} else run] = list(whole)
         elif parts:
             part = replace(run, tests=" ".join(sorted(names)), marks="", may_be_empty=True)
             chosen[part] = list(dict.fromkeys(parts.values()))
@@ -98,6 +98,8 @@ def _is_suite(target: str, run: Run) -> bool:
         return run.default
     name, *servers = target.split("@")
     suite = "smoke" if run.suite == "pgbouncer" else run.suite
+    if run.suite == "portable" and run.default:
+        suite = "database"
     return suite == name and {run.database, run.broker}.issuperset(servers)
 
 

@@ -14,7 +14,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from tests import pooling
 from tests.backends import address
-from tests.portable import is_portable
+from tests.portable import mark_of
 from tests.runs import ROOT
 from tests.stateful import use_own_examples
 from tests.table_cleanup import use_instead_of_flush
@@ -41,14 +41,13 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests that do not depend on the database, so that a run can deselect them on all
-    databases except one.
+    """Mark tests of the store and those that do not depend on the database, so that a run on
+    another database can select them.
     """
     marks = {mark.name for mark in item.iter_markers()}
-    if is_portable(
-        item.path.relative_to(ROOT).as_posix(), marks, getattr(item, "fixturenames", ())
-    ):
-        item.add_marker("portable")
+    path = item.path.relative_to(ROOT).as_posix()
+    if mark := mark_of(path, marks, getattr(item, "fixturenames", ())):
+        item.add_marker(mark)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

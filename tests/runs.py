@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +31,8 @@ class Run:
     marks: str = ""
     # part of the selection without --all
     default: bool = False
+    # the marks of the tests that the selection without --all runs of it, if not all
+    brief: str = ""
     # its tests run on another pair too, so a time limit may leave it out
     late: bool = False
     # a part of a suite may have no test for this database or broker
@@ -51,6 +53,11 @@ class Run:
         if self.suite in ENVIRONMENTS:
             words += ["with", f"constraints/{self.suite}.txt"]
         return " ".join(words)
+
+    @property
+    def shortened(self) -> "Run":
+        """Return the run as the selection without `--all` has it."""
+        return replace(self, marks=self.brief or self.marks, few=True)
 
     @property
     def row(self) -> str | None:
@@ -91,18 +98,28 @@ class Run:
 # Runs begin in this order: the long ones first, and those that compute alternating with those that
 # wait for processes. Those of QUIET begin after all others.
 RUNS = (
-    Run("database", "database concurrency", "postgresql", default=True),
-    Run("processes", "processes", "postgresql", "rabbitmq", default=True),
+    Run("database", "database concurrency", "postgresql", marks="not portable", default=True),
+    Run("processes", "processes", "postgresql", "rabbitmq", default=True, brief="smoke"),
+    Run("broker", "broker", "postgresql", "redis", default=True, brief="smoke"),
+    Run("portable", "database", "postgresql", marks="portable", default=True),
     Run(
         "database",
         "database concurrency",
         "mariadb",
         marks="not portable",
         default=True,
+        brief="store",
         few=True,
     ),
-    Run("broker", "broker", "postgresql", "redis", default=True),
-    Run("database", "database concurrency", "sqlite", marks="not portable", default=True, few=True),
+    Run(
+        "database",
+        "database concurrency",
+        "sqlite",
+        marks="not portable",
+        default=True,
+        brief="store",
+        few=True,
+    ),
     Run("alternatives", "broker processes", "postgresql", "redis", marks="smoke", few=True),
     Run("newest", "unit documentation", few=True),
     Run("newest", "broker processes", "postgresql", "redis", marks="smoke", few=True),
@@ -122,12 +139,12 @@ RUNS = (
     Run("processes", "processes", "sqlite", "filesystem", late=True),
     Run("processes", "processes", "postgresql", "redis", late=True),
     Run("processes", "processes", "mariadb", "rabbitmq", late=True),
-    Run("newest", "database", "sqlite", late=True, few=True),
-    Run("processes", "processes", "postgresql", "filesystem", late=True),
-    Run("portable", "database", "mariadb", marks="portable", late=True),
-    Run("portable", "database", "sqlite", marks="portable", late=True),
     Run("broker", "broker", "postgresql", "rabbitmq", late=True),
     Run("broker", "broker", "postgresql", "filesystem", late=True),
+    Run("processes", "processes", "postgresql", "filesystem", late=True),
+    Run("newest", "database", "sqlite", late=True, few=True),
+    Run("portable", "database", "mariadb", marks="portable", late=True, few=True),
+    Run("portable", "database", "sqlite", marks="portable", late=True, few=True),
     Run("mutants", "mutants", "postgresql", "redis"),
     Run("chaos", "chaos", "postgresql", "rabbitmq"),
     Run("crash_points", "crash_points", "postgresql"),

@@ -25,6 +25,21 @@ ONCE_A_DATABASE = {
     "test_two_databases",
     "test_unmigrated",
 }
+"""Files whose tests do not involve the broker."""
+SMOKE_ON_EACH_BROKER = {
+    "test_batches",
+    "test_clock_steps",
+    "test_endings",
+    "test_fairness",
+    "test_metrics",
+    "test_removed_names",
+    "test_shadow",
+    "test_shared_crashes",
+    "test_workflows",
+}
+"""Files in which only the tests with the mark ``smoke`` involve the broker. All others of this
+folder lose or duplicate messages, or kill what holds them, and run with each broker.
+"""
 ELSEWHERE = {("postgresql", "test_recurring"): "redis", ("postgresql", "test_rolling"): "redis"}
 """Files that run on another broker than the others, so that no pair of database and broker has all
 the long ones.
@@ -44,7 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _once_a_database(item: pytest.Item) -> bool:
-    return item.path.stem in ONCE_A_DATABASE and item.path.parent.name == "processes"
+    name = item.path.stem
+    alone = name in SMOKE_ON_EACH_BROKER and item.get_closest_marker("smoke") is None
+    return (alone or name in ONCE_A_DATABASE) and item.path.parent.name == "processes"
 
 
 def _at_home(item: pytest.Item) -> bool:

@@ -44,15 +44,6 @@ def _write_tasks_with_secrets() -> list[str]:
     return [page_of(task), page_of(done), page_of(log), page_of(letter), *lists]
 
 
-def test_secrets_are_masked_on_every_page() -> None:
-    addresses = _write_tasks_with_secrets()
-    lists = addresses[4:]
-    for address in addresses:
-        page = staff(*VIEWS).get(address).content.decode()
-        assert SECRET not in page, address
-        assert "********" in page or address == lists[0], address
-
-
 def test_values_that_are_not_secret_are_shown() -> None:
     failed, done, *_ = _write_tasks_with_secrets()
     assert "42" in staff(*VIEWS).get(done).content.decode()

@@ -104,22 +104,6 @@ def test_a_patch_changes_the_given_fields_of_the_present_version(acme: ApiClient
     assert RecurringTask.objects.get().max_runs is None
 
 
-def test_a_recurring_task_is_paused_resumed_triggered_and_ended(acme: ApiClient) -> None:
-    path = _created(acme).headers["Location"]
-    until = (timezone.now() + timedelta(days=1)).isoformat()
-    paused = acme.post(f"{path}/pause", {"reason": "month end", "until": until}).json()
-    assert (paused["status"], paused["status_reason"]) == ("PAUSED", "month end")
-    assert acme.post(f"{path}/resume").json()["status"] == "ACTIVE"
-    run = acme.post(f"{path}/trigger-now", {"request_id": "r"}).json()
-    again = acme.post(f"{path}/trigger-now", {"request_id": "r"}).json()
-    task = Task.objects.get()
-    assert run["task_id"] == again["task_id"] == str(task.pk)
-    assert (task.tenant_id, task.args) == (acme.tenant.pk, [1, 2])
-    assert acme.post(f"{path}/cancel", {"reason": "old"}).json()["status"] == "CANCELLED"
-    ended = acme.post(f"{path}/resume")
-    assert (ended.status_code, ended.json()["code"]) == (409, "conflict")
-
-
 def test_past_fire_times_are_backfilled_and_listed(acme: ApiClient) -> None:
     start = timezone.now() - timedelta(hours=5)
     path = _created(acme, start_time=start.isoformat()).headers["Location"]

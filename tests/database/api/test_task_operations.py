@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from django_durable_tasks.models import Task
-from tests.database.api.client import ADD, ApiClient, call, pointers
+from tests.database.api.client import ADD, ApiClient, pointers
 from tests.factories import a_task
 
 pytestmark = pytest.mark.django_db
@@ -23,23 +23,6 @@ def _now(row: Task) -> Task:
 def _ok(response: Any) -> Any:
     assert response.status_code == 200, response.content
     return response.json()
-
-
-def test_a_task_is_cancelled_once_and_the_user_and_the_reason_are_stored(acme: ApiClient) -> None:
-    row = a_task(tenant=acme.tenant)
-    assert _ok(acme.post(f"/tasks/{row.pk}/cancel", {"reason": "typing error"}))["status"] == (
-        "CANCELLED"
-    )
-    assert _now(row).reason.startswith("CANCELLED by API key ddt_live_")
-    assert _now(row).reason.endswith("typing error")
-    again = acme.post(f"/tasks/{row.pk}/cancel")
-    assert (again.status_code, again.json()["object_status"]) == (409, "CANCELLED")
-
-
-def test_a_running_task_receives_a_request_to_stop(acme: ApiClient) -> None:
-    row = a_task("RUNNING", tenant=acme.tenant)
-    found = _ok(acme.post(f"/tasks/{row.pk}/cancel"))
-    assert (found["status"], found["cancel_requested_at"] is not None) == ("RUNNING", True)
 
 
 def test_retry_releases_a_waiting_retry_and_replays_an_ended_task(acme: ApiClient) -> None:
@@ -93,12 +76,6 @@ def test_an_edited_replay_is_within_the_payload_quota(acme: ApiClient, settings:
     assert _now(row).status == "FAILED"
 
 
-def test_a_failed_task_is_set_to_success(acme: ApiClient) -> None:
-    row = a_task("FAILED", tenant=acme.tenant)
-    found = _ok(acme.post(f"/tasks/{row.pk}/force-complete", {"reason": "paid"}))
-    assert found["status"] == "SUCCESS"
-
-
 def test_a_waiting_task_is_rescheduled(acme: ApiClient) -> None:
     row = a_task(tenant=acme.tenant)
     later = (timezone.now() + timedelta(days=2)).replace(microsecond=0)
@@ -116,14 +93,6 @@ def test_a_waiting_task_is_rescheduled(acme: ApiClient) -> None:
         assert pointers(response) == [pointer]
 
 
-def test_a_blocked_task_is_held_released_and_forced(acme: ApiClient) -> None:
-    upstream = a_task(tenant=acme.tenant)
-    body = call(depends_on=[str(upstream.pk)])
-    path = f"/tasks/{acme.post('/tasks', body).json()['task_id']}"
-    assert _ok(acme.post(f"{path}/hold", {"reason": "wait"}))["status"] == "BLOCKED"
-    assert _ok(acme.post(f"{path}/unhold"))["unresolved_dependencies_count"] == 1
-    assert _ok(acme.post(f"{path}/force-run"))["status"] == "PENDING"
-    assert _ok(acme.post(f"{path}/cancel-branch"))["status"] == "CANCELLED"
-    assert _ok(acme.post(f"{path}/replay-from"))["status"] in ("PENDING", "BLOCKED")
-    nothing = acme.post(f"{path}/approve")
-    assert (nothing.status_code, nothing.json()["code"]) == (409, "conflict")
+def test_a_task_without_a_gate_cannot_be_approved(acme: ApiClient) -> None:
+    answer = acme.post(f"/tasks/{a_task(tenant=acme.tenant).pk}/approve")
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")

@@ -191,11 +191,11 @@ def test_a_node_repeats_its_heartbeat_at_once_when_its_connection_was_dropped(
 def test_leases_are_renewed_at_once_when_the_connection_was_dropped(
     leases: LeaseHeartbeat, settings: Any
 ) -> None:
-    settings.DURABLE_TASKS = {"HEARTBEAT": 10, "LEASE": 60}
+    settings.DURABLE_TASKS = {"HEARTBEAT": 5, "LEASE": 60}
     row = a_task(Status.RUNNING, due=5)
     with ours.dedicated_connection():
         database_now()
     _break_connections()
     leases.add(_live(row))
-    # The first heartbeat comes after 10 s, and the next one after 20 s.
-    until(lambda: _lease_is_kept(row), within=18)
+    # The first heartbeat comes after 5 s, and the next one after 10 s.
+    until(lambda: _lease_is_kept(row), within=9)

@@ -14,7 +14,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.store.clock import database_now
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_task, a_tenant, many_tasks
 
@@ -31,26 +30,6 @@ def _letter(row: Task) -> DeadLetter:
 
 
 # Cancel -------------------------------------------------------------------------------------------
-
-
-def test_a_waiting_task_is_cancelled_by_its_id() -> None:
-    row = a_task()
-    assert json_of("cancel", row.pk) == {
-        "command": "cancel",
-        "cancelled": 1,
-        "stop_requested": 0,
-        "left_alone": [],
-    }
-    assert _status(row) == "CANCELLED"
-    assert Task.objects.get(pk=row.pk).reason == f"CANCELLED by {ME}"
-
-
-def test_cancellation_of_a_running_task_is_requested_and_the_reason_is_kept() -> None:
-    row = a_task(Status.RUNNING)
-    assert json_of("cancel", row.pk, "--reason", "too slow")["stop_requested"] == 1
-    row.refresh_from_db()
-    assert row.cancel_requested_at is not None
-    assert row.reason == f"CANCELLED by {ME}: too slow"
 
 
 def test_an_ended_and_an_unknown_task_are_left_unchanged_and_exit_with_2() -> None:
@@ -142,25 +121,6 @@ def test_a_batch_needs_as_many_statements_as_one_task() -> None:
 # Retry and replay ---------------------------------------------------------------------------------
 
 
-def test_a_waiting_retry_is_released_and_keeps_its_budgets() -> None:
-    row = a_task(due=3_600, attempts=2, failures=2)
-    asked_for = row.run_at
-    assert json_of("retry", row.pk)["released"] == 1
-    row.refresh_from_db()
-    assert row.due_at is not None
-    assert row.due_at <= database_now()
-    assert (row.status, row.failures, row.run_at) == ("PENDING", 2, asked_for)
-
-
-def test_an_ended_task_is_replayed_and_not_retried() -> None:
-    row = a_task(Status.FAILED)
-    answer = durable("retry", row.pk, "--format", "json")
-    assert answer.code == 2
-    assert answer.data["left_alone"] == [{"id": str(row.pk), "why": "it is FAILED"}]
-    assert json_of("replay", row.pk) == {"command": "replay", "replayed": 1, "left_alone": []}
-    assert _status(row) == "PENDING"
-
-
 def test_a_status_filter_selects_ended_tasks_without_a_dead_letter_too() -> None:
     expired = a_task(Status.EXPIRED, queue="mail")
     failed = a_task(Status.FAILED, queue="mail")
@@ -207,17 +167,6 @@ def test_one_refused_task_does_not_block_the_others() -> None:
 # Discard and force-complete -----------------------------------------------------------------------
 
 
-def test_a_discarded_dead_letter_records_user_and_reason() -> None:
-    row = a_task(Status.FAILED)
-    assert json_of("discard", _letter(row).pk, "--reason", "refunded")["discarded"] == 1
-    letter = _letter(row)
-    assert (letter.resolution, letter.resolved_by, letter.comment) == ("DISCARDED", ME, "refunded")
-    assert _status(row) == "FAILED"
-    answer = durable("discard", row.pk, "--reason", "again")
-    assert answer.code == 2
-    assert "it has no open dead letter" in answer.out
-
-
 def test_dead_letters_are_discarded_in_bulk_by_filters() -> None:
     rows = many_tasks(3, Status.FAILED, queue="mail")
     a_task(Status.FAILED)
@@ -229,12 +178,6 @@ def test_dead_letters_are_discarded_in_bulk_by_filters() -> None:
     )
     assert json_of("discard", "--queue", "mail", "--reason", "old", "--yes")["discarded"] == 3
     assert DeadLetter.objects.open().count() == 1
-
-
-def test_a_success_is_not_force_completed() -> None:
-    row = a_task(Status.SUCCESS)
-    assert durable("force-complete", row.pk).code == 2
-    assert durable("force-complete").code == 2
 
 
 def test_filters_that_select_nothing_change_nothing_and_exit_with_0() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import uuid
 from datetime import timedelta
 from typing import Any
@@ -23,21 +22,6 @@ from tests.messages import take_task_messages
 pytestmark = pytest.mark.django_db
 
 
-def test_a_queue_is_paused_with_user_and_reason_and_resumed() -> None:
-    a_task(queue="mail")
-    answer = durable("pause", "mail", "--reason", "a move")
-    assert (answer.code, answer.out.strip(), answer.err) == (
-        0,
-        "Paused queue mail. Running tasks continue.",
-        "",
-    )
-    mark = QueueControl.objects.get(name="mail")
-    assert (mark.paused_by, mark.reason) == (getpass.getuser(), "a move")
-    assert mark.paused_at is not None
-    assert json_of("resume", "mail")["resumed"] is True
-    assert QueueControl.objects.get(name="mail").paused_at is None
-
-
 @pytest.mark.parametrize("of", ["task", "worker", "code", "pause", "nothing"])
 @pytest.mark.parametrize("name", ["mial", "Mail", "mails"])
 def test_only_a_queue_in_use_is_paused_unless_the_command_says_so(of: str, name: str) -> None:
@@ -55,11 +39,6 @@ def test_only_a_queue_in_use_is_paused_unless_the_command_says_so(of: str, name:
     assert durable("pause", queue).code == (2 if of == "nothing" else 0)
     assert durable("pause", name, "--unused", "--reason", "before the deploy").code == 0
     assert QueueControl.objects.get(name=name).reason == "before the deploy"
-
-
-def test_resuming_a_queue_that_is_not_paused_exits_with_2() -> None:
-    answer = durable("resume", "mail", "--format", "json")
-    assert (answer.code, answer.data["resumed"]) == (2, False)
 
 
 # Republish ----------------------------------------------------------------------------------------

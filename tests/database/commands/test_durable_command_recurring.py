@@ -121,35 +121,6 @@ def test_a_backfill_is_shown_and_then_executed() -> None:
 # Pausing ------------------------------------------------------------------------------------------
 
 
-def test_a_recurring_task_is_paused_and_resumed() -> None:
-    a_schedule()
-    until = tomorrow()
-    assert (
-        json_of("pause", "--recurring", "nightly", "--reason", "deploy", "--until", iso(until))[
-            "paused"
-        ]
-        is True
-    )
-    row = RecurringTask.objects.get()
-    assert (row.status, row.status_reason, row.status_by, row.paused_until) == (
-        "PAUSED",
-        "deploy",
-        getpass.getuser(),
-        until,
-    )
-    assert (
-        "unless the schedule is resumed"
-        in durable(
-            "explain",
-            "nightly",
-            iso(database_now().replace(second=0, microsecond=0) + timedelta(minutes=2)),
-        ).out
-    )
-    assert json_of("resume", "--recurring", "nightly")["resumed"] is True
-    answer = durable("resume", "--recurring", "nightly", "--format", "json")
-    assert (answer.code, answer.data["resumed"]) == (2, False)
-
-
 def test_a_resume_catches_up_at_a_pace_on_request() -> None:
     row = a_schedule(catch_up_mode="RUN_ALL_MISSED", max_catchup_runs=2, overlap="ALLOW")
     durable("pause", "--recurring", "nightly")

@@ -26,6 +26,7 @@ from tests.database.limits.limited_tasks import claim, end, limit, release_waiti
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
+from tests.repetitions import repetitions
 
 
 def _a_worker(concurrency: int) -> None:
@@ -36,7 +37,7 @@ def _a_worker(concurrency: int) -> None:
 class Shares(TestCase):
     """Draws workers, running tasks, and the rounds of release between two claims."""
 
-    @settings(deadline=None, max_examples=12)
+    @settings(deadline=None, max_examples=repetitions(12, least=5))
     @given(
         concurrency=st.integers(1, 12),
         running=st.integers(0, 3),
@@ -167,7 +168,7 @@ def test_a_task_that_lost_its_place_waits_again_for_its_share() -> None:
 class EachTenant(TestCase):
     """Draws the limits, and how many tasks each tenant has."""
 
-    @settings(deadline=None, max_examples=20)
+    @settings(deadline=None, max_examples=repetitions(20, least=5))
     @given(
         places=st.integers(1, 6),
         own=st.none() | st.integers(1, 9),

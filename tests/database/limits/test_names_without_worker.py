@@ -21,6 +21,7 @@ from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.factories import a_task
+from tests.repetitions import repetitions
 
 NAMES, QUEUES = ("old.task", "new.task", "a:b/c-d.task"), ("mail", "mail:x", "reports")
 NODE = uuid.uuid4()
@@ -90,7 +91,7 @@ class Names(TestCase):
         release.release_waiting(database_now(), 100)
         assert Counter(published()) == idle
 
-    @settings(deadline=None, max_examples=50)
+    @settings(deadline=None, max_examples=repetitions(50, least=5))
     @given(
         tasks=waiting,
         places=st.none() | st.integers(1, 6),

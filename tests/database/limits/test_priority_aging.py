@@ -31,6 +31,7 @@ from tests.database.limits.limited_tasks import (
     release_waiting,
 )
 from tests.factories import NOOP, a_task, many_tasks, take_batch
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 
@@ -126,7 +127,7 @@ def _due(ages: list[int]) -> dict[uuid.UUID, datetime]:
 
 @pytest.mark.parametrize("scope", ["global", f"task:{NOOP}", "tenant:1"])
 def test_tasks_start_in_the_order_in_which_they_became_due(scope: str) -> None:
-    @hypothesis_settings(deadline=None, max_examples=25)
+    @hypothesis_settings(deadline=None, max_examples=repetitions(25, least=5))
     @given(st.lists(st.integers(1, 900), min_size=2, max_size=6, unique=True))
     def any_ages(ages: list[int]) -> None:
         Task.objects.unguarded().delete()

@@ -364,9 +364,11 @@ CASES: dict[str, Case] = {
     "limit.remove": Case(make=_limit, command="limit remove {key}"),
     "schedule.pause": Case(
         make=_daily,
-        command="pause --recurring {key}",
+        values={"until": _RUN_AT},
+        command=f"pause --recurring {{key}} --until {_RUN_AT.isoformat()}",
         api="POST /recurring-tasks/{key}/pause",
-        page=_schedule(until=""),
+        body={"until": _RUN_AT.isoformat()},
+        page=_schedule(until=_RUN_AT.isoformat()),
     ),
     "schedule.resume": Case(
         make=_paused,
@@ -465,7 +467,7 @@ CASES: dict[str, Case] = {
     "notification_setting.delete": Case(make=_a_notification_setting, page=_action),
     "notification_setting.test": Case(
         make=_a_notification_setting,
-        command="notify test audited",
+        command="notify test audited --wait 0.1",
         api="POST /notification-settings/{key}/test",
         page=_action,
     ),

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.admin.readonly import DurableModelAdmin
-from django_durable_tasks.choices import AuditSource
+from django_durable_tasks.choices import AuditSource, Status
 from django_durable_tasks.command.subcommand import Subcommand
 from django_durable_tasks.contrib.api import urls as api_urls
 from django_durable_tasks.contrib.api.models import ApiKey
@@ -40,10 +40,11 @@ from django_durable_tasks.models import (
 from django_durable_tasks.operations.operation import APP, OPERATIONS, Operation, Reason, Target
 from tests.database.admin.site import operator
 from tests.database.api.client import SETTINGS, a_client
-from tests.database.commands.durable_command import durable
+from tests.database.commands.durable_command import Answer, durable
 from tests.database.operations.cases import CASES, entries_of, key_of, perform
 from tests.database.recurring.schedules import a_schedule
-from tests.factories import a_task
+from tests.factories import a_dead_letter, a_task
+from tests.project.tasks import add
 
 pytestmark = pytest.mark.django_db
 CHANGING = [one for one in SUBCOMMANDS.values() if one.operations]
@@ -151,6 +152,8 @@ def test_each_operation_has_a_case() -> None:
     assert {*CASES, "installation.sync"} == set(OPERATIONS)
 
 
+# With the vendor this test runs on each database: it calls the function of each operation.
+@pytest.mark.usefixtures("vendor")
 @pytest.mark.parametrize("key", CASES)
 def test_an_operation_has_one_entry_with_its_name(key: str) -> None:
     entry, _ = _performed(key, lambda found: perform(key, found))
@@ -246,17 +249,71 @@ def test_the_admin_refuses_an_operation_without_a_csrf_token(key: str) -> None:
     assert not entries_of(lambda: page(strict, found, OPERATIONS[key], "a test"))
 
 
-@pytest.mark.parametrize(
-    "key", [key for key, case in CASES.items() if case.page and OPERATIONS[key].statuses]
-)
+_OF_QUERYSETS = [
+    key
+    for key in CASES
+    if OPERATIONS[key].target.is_queryset and OPERATIONS[key].applies_to is not None
+]
+_LIMITED_TO_STATES = [*_OF_QUERYSETS, *(key for key in CASES if OPERATIONS[key].statuses)]
+"""The statuses of operations on one object say what its page offers; its function may do less or
+nothing in another status, but does not refuse it.
+"""
+
+
+def _unsuitable(key: str) -> Iterator[Any]:
+    """Yield objects in each status that does not allow the operation."""
+    operation = OPERATIONS[key]
+    if operation.target == Target.TASKS:
+        rows = [a_task(status, name=add.name, args=[1, "x"]) for status in Status]
+        fit = Task.objects.filter(operation.applies_to).values_list("pk", flat=True)
+        yield from (row for row in rows if row.pk not in set(fit))
+    elif operation.target == Target.DEAD_LETTERS:
+        yield a_dead_letter(a_task("CANCELLED"), open=False)
+    else:
+        found = CASES[key].make()
+        statuses = {value for value, _title in found._meta.get_field("status").choices}
+        for status in sorted(statuses - set(operation.statuses)):
+            type(found).objects.unguarded().filter(pk=found.pk).update(status=status)
+            yield type(found).objects.get(pk=found.pk)
+
+
+@pytest.mark.parametrize("key", [key for key in _LIMITED_TO_STATES if CASES[key].page])
 def test_a_page_does_not_perform_an_operation_that_the_status_does_not_allow(key: str) -> None:
-    page, found, operation = CASES[key].page, CASES[key].make(), OPERATIONS[key]
+    page, client = CASES[key].page, operator("ada")
     assert page is not None
-    statuses = {value for value, _title in found._meta.get_field("status").choices}
-    for status in statuses - set(operation.statuses):
-        type(found).objects.unguarded().filter(pk=found.pk).update(status=status)
-        client = operator(f"ada-{status}")
-        assert not entries_of(lambda: page(client, found, operation, "a test")), status  # noqa: B023
+    for found in _unsuitable(key):
+        assert not entries_of(lambda: page(client, found, OPERATIONS[key], "a test")), found  # noqa: B023
+
+
+@pytest.mark.parametrize("key", [key for key in _OF_QUERYSETS if CASES[key].command])
+def test_a_subcommand_does_not_perform_an_operation_that_the_status_does_not_allow(
+    key: str,
+) -> None:
+    for found in _unsuitable(key):
+        words = shlex.split(CASES[key].command.format(key=key_of(found)))
+        answers: list[Answer] = []
+        assert not entries_of(lambda: answers.append(durable(*words, "--reason", "a test"))), found  # noqa: B023
+        assert answers[0].code == 2, (found, answers)
+
+
+@pytest.mark.parametrize("key", [key for key in _OF_QUERYSETS if CASES[key].api])
+def test_the_api_does_not_perform_an_operation_that_the_status_does_not_allow(key: str) -> None:
+    client = a_client(Tenant.objects.get())
+    method, path = CASES[key].api.split()
+    headers = {"If_Match": "*"} if method == "PATCH" else {}
+    for found in _unsuitable(key):
+        address, body = path.format(key=key_of(found)), {**CASES[key].body, "reason": "a test"}
+        answers: list[Any] = []
+        entries = entries_of(
+            lambda: answers.append(client.send(method, address, body, **headers))  # noqa: B023
+        )
+        # The address of a retry replays an ended task.
+        assert {entry.operation for entry in entries} <= {"tasks.replay"} - {key}, found
+        if not entries:
+            answer = answers[0]
+            assert answer.status_code == 409, answer.content
+            status = getattr(found, "status", None)
+            assert answer.json().get("object_status") == status
 
 
 _WITH_REASON = [key for key, one in OPERATIONS.items() if one.reason != Reason.OPTIONAL]

@@ -15,14 +15,13 @@ from django_durable_tasks import SpecialDay, Workflow
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import (
     Calendar,
-    DeadLetter,
     QueueControl,
     RecurringTask,
     Task,
 )
 from django_durable_tasks.models import SpecialDay as SpecialDayOfModels
 from tests.database.dependencies.worker_and_leader import fail, of, resolve_all
-from tests.factories import a_dead_letter, a_task, many_tasks
+from tests.factories import a_task
 from tests.project.tasks import add, noop
 
 pytestmark = pytest.mark.django_db
@@ -77,18 +76,6 @@ def test_replaced_arguments_do_not_apply_to_dependents_that_run_again() -> None:
     assert of(run, "second").status == "BLOCKED"
 
 
-def test_retry_releases_waiting_retries_and_changes_nothing_else() -> None:
-    soon = timezone.now() + timedelta(hours=1)
-    waiting, first_try = a_task(failures=1, due_at=soon), a_task(failures=0, due_at=soon)
-    failed = a_task("FAILED")
-    assert Task.objects.all().retry(**WHY) == 1
-    released = _now(waiting)
-    assert released.due_at is not None
-    assert released.due_at <= timezone.now()
-    assert (released.failures, released.reason) == (1, "retried by ada: typing error")
-    assert (_now(first_try).due_at, _now(failed).status) == (soon, "FAILED")
-
-
 def test_tasks_are_cancelled_by_queryset_and_by_key() -> None:
     first, keyed, running = a_task(), a_task(key="k"), a_task("RUNNING")
     assert Task.objects.filter(pk__in=[first.pk, running.pk]).cancel(**WHY) == 2
@@ -114,38 +101,10 @@ def test_tasks_are_rescheduled_by_queryset_and_by_key() -> None:
         assert _now(row).reason == "rescheduled by ada: typing error"
 
 
-def test_force_complete_stores_user_and_reason() -> None:
-    row = a_task("FAILED")
-    assert Task.objects.filter(pk=row.pk).force_complete(**WHY) == [row.pk]
-    assert (_now(row).status, _now(row).reason) == ("SUCCESS", "completed by ada: typing error")
-    assert row.executions.latest("pk").error_message == "typing error"
-
-
 def test_without_user_and_reason_the_reason_is_empty() -> None:
     row = a_task("FAILED")
     Task.objects.filter(pk=row.pk).replay()
     assert _now(row).reason == ""
-
-
-def test_dead_letters_are_replayed_and_discarded() -> None:
-    replayed, discarded, closed = many_tasks(3, "FAILED")
-    closed.dead_letters.discard(**WHY)
-    assert replayed.dead_letters.all().replay(**WHY) == [replayed.pk]
-    assert DeadLetter.objects.discard(**WHY) == 1
-    assert _now(discarded).status == "FAILED"
-    assert set(DeadLetter.objects.values_list("resolution", "resolved_by", "comment")) == {
-        ("REPLAYED", "ada", "typing error"),
-        ("DISCARDED", "ada", "typing error"),
-    }
-
-
-def test_one_dead_letter_is_replayed_with_other_arguments() -> None:
-    row = a_task("FAILED", name=add.name, args=[1, "x"])
-    a_dead_letter(row, open=False)
-    assert DeadLetter.objects.filter(task=row).replay(
-        args=[], kwargs={"left": 1, "right": 2}, **WHY
-    ) == [row.pk]
-    assert _now(row).kwargs == {"left": 1, "right": 2}
 
 
 def test_a_queue_is_paused_and_resumed() -> None:

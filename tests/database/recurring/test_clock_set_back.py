@@ -13,6 +13,7 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import lifecycle, recompute
 from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import START, a_schedule, fire, fire_times, ledger_of
+from tests.repetitions import repetitions
 
 TOLERANCE, HOURS = 2.0, 5
 INTERVALS = st.sampled_from([60.0, 97.0, 600.0, 3_600.0])
@@ -39,7 +40,7 @@ def _covered(row: RecurringTask) -> list[tuple[datetime, datetime]]:
 class ClockSteps(TestCase):
     """Draws schedules, wrong clocks, and when they change."""
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=repetitions(60, least=5))
     @given(
         interval=INTERVALS,
         mode=st.sampled_from(["RUN_ALL_MISSED", "RUN_ONE_NOW", "SKIP_MISSED"]),
