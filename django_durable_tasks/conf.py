@@ -222,7 +222,7 @@ def value(default: Any, help: str, check: Check | None = None) -> Any:
     return field(default=default, metadata={"help": help, "kind": "value", "check": check})
 
 
-# No other module reads ``django.conf.settings``. The ``help`` of each field is its documentation:
+# The ``help`` of each field is its documentation:
 # docs/reference/settings.md is generated from it.
 
 
