@@ -30,16 +30,37 @@ _VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
 _OURS = frozenset(
     {
         "accept-encoding",
+        "akamai-origin-hop",
+        "cf-access-authenticated-user-email",
+        "cf-access-jwt-assertion",
         "cf-connecting-ip",
+        "cf-connecting-ipv6",
+        "cf-ipcountry",
+        "cf-pseudo-ipv4",
+        "cf-visitor",
+        "cf-worker",
+        "client-cert",
+        "client-cert-chain",
         "client-ip",
         "connection",
         "content-length",
         "date",
         "expect",
+        "fastly-client",
+        "fastly-client-ip",
+        "fastly-ff",
+        "fastly-ssl",
+        "fastly-temp-xff",
+        "fly-client-ip",
         "forwarded",
+        "front-end-https",
         "host",
+        "http-client-ip",
+        "http-host",
+        "http-x-forwarded-for",
         "http2-settings",
         "idempotency-key",
+        "incap-client-ip",
         "keep-alive",
         "metadata",
         "metadata-flavor",
@@ -49,31 +70,77 @@ _OURS = frozenset(
         "true-client-ip",
         "upgrade",
         "via",
+        "x-akamai-edgescape",
+        "x-azure-clientip",
+        "x-azure-fdid",
+        "x-azure-ref",
+        "x-azure-socketip",
+        "x-client-cert",
+        "x-client-dn",
         "x-client-ip",
+        "x-client-verify",
         "x-cluster-client-ip",
+        "x-custom-ip-authorization",
+        "x-forward-for",
+        "x-forwarded",
+        "x-host",
+        "x-http-destinationurl",
+        "x-http-host-override",
         "x-http-method",
         "x-http-method-override",
+        "x-lighttpd-send-file",
         "x-method-override",
-        "x-original-host",
-        "x-original-method",
-        "x-original-uri",
-        "x-original-url",
+        "x-nf-client-connection-ip",
+        "x-originating-ip",
+        "x-proxy-user",
+        "x-proxyuser-ip",
         "x-real-ip",
-        "x-remote-addr",
-        "x-remote-ip",
+        "x-real-user",
+        "x-reproxy-url",
         "x-rewrite-url",
+        "x-scheme",
+        "x-send-file",
+        "x-sendfile",
+        "x-url-scheme",
+        "x-user-ip",
+        "x-vercel-forwarded-for",
     }
 )
-# A server behind HTTP_ALLOW may trust what a proxy or a metadata service sets, as X-Forwarded-For.
+# A server behind HTTP_ALLOW may trust what a proxy, a metadata service or an authenticating
+# gateway sets, as X-Forwarded-For and Remote-User. Not those that clients send too, as Fastly-Key.
 _OUR_PREFIXES = (
     "durable-",
     "proxy-",
+    "remote-",
+    "ssl-client-",
+    "tailscale-",
     "webhook-",
+    "wl-proxy-",
+    "x-accel-",
+    "x-amzn-mtls-",
+    "x-amzn-oidc-",
+    "x-appengine-",
+    "x-arr-",
+    "x-auth-request-",
+    "x-authentik-",
     "x-aws-",
     "x-envoy-",
     "x-forwarded-",
+    "x-goog-authenticated-user-",
+    "x-goog-iap-",
     "x-google-",
+    "x-middleware-",
+    "x-ms-client-principal",
+    "x-original-",
+    "x-remote-",
+    "x-ssl-client-",
+    "x-vercel-ip-",
+    "x-webauth-",
 )
+# Names as CGI and its successors compare them, and without any separator: X-ProxyUser-Ip is also
+# written X-Proxy-User-IP.
+_SEPARATORS = re.compile("[^0-9a-z]")
+_OURS_JOINED = frozenset(_SEPARATORS.sub("", name) for name in _OURS)
 SENT_HEADERS: Mapping[str, str] = {
     "Idempotency-Key": (
         "The same for all attempts and unedited replays, in quotes. A receiver can ignore a request"
@@ -116,9 +183,9 @@ def checked_request_headers(value: object) -> dict[str, str]:
     for name, text in value.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidTarget(f"headers: {name!r} is not a name of a header.")
-        # Many servers read an underscore as a hyphen.
-        plain = name.lower().replace("_", "-")
-        if plain in _OURS or plain.startswith(_OUR_PREFIXES):
+        # Many servers read an underscore as a hyphen, and some each character that is no letter.
+        plain = _SEPARATORS.sub("-", name.lower())
+        if plain.startswith(_OUR_PREFIXES) or plain.replace("-", "") in _OURS_JOINED:
             raise InvalidTarget(f"headers: {name} is set by the sender and cannot be given.")
         if plain in plain_names:
             raise InvalidTarget(f"headers: {name} was given twice.")

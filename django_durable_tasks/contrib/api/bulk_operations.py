@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import OuterRef, Subquery
+
 from django_durable_tasks import conf, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE
@@ -21,6 +23,7 @@ from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
 from django_durable_tasks.contrib.api.values import TaskFilter, task_filter
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import QuotaExceeded, TransitionRefused
+from django_durable_tasks.limits.waitlist import URGENT
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
@@ -44,13 +47,14 @@ _STATUSES = {BulkKind.CANCEL: OPEN, BulkKind.REPLAY: REPLAYABLE}
 def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
     """Create an operation and the task that performs it.
 
-    Raises TransitionRefused if the tenant has 10 operations that have not ended.
+    Raises TransitionRefused if the tenant has 10 operations that have not ended. One whose task
+    has ended or was pruned has ended too, however far it came.
     """
     until = which.end_id or uuid.UUID(int=2**128 - 1)
     with recorded(f"tasks.bulk_{kind.lower()}") as entry:
         tables.locked_for_change(Tenant.objects.using(tables.database()).filter(pk=tenant.pk)).get()
         started = tables.unguarded(BulkOperation).filter(
-            tenant_id=tenant.pk, completed_at__isnull=True
+            tenant_id=tenant.pk, completed_at__isnull=True, task__status__in=sorted(OPEN)
         )
         if started.count() >= _STARTED_MAX:
             raise TransitionRefused(
@@ -68,14 +72,25 @@ def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
             registry.get(BULK_OPERATION_TASK),
             (str(row.pk),),
             {},
-            call_options(CallOptions(), {"tenant": tenant.pk}),
+            # It starts before the tasks that it is to cancel, also if these occupy the share or the
+            # limit of the tenant: it needs one of the places of the tenant, the next one.
+            call_options(CallOptions(), {"tenant": tenant.pk, "priority": URGENT}),
         )
         row.task_id = enqueue.submit(call)
         row.until_id = min(until, row.task_id)
         tables.unguarded(BulkOperation).bulk_create([row])
         entry.subject("operation", row.pk, tenant.pk)
         entry.detail(filters=row.filters)
-    return tables.unguarded(BulkOperation).get(pk=row.pk)
+    result: BulkOperation = with_task_status(tables.unguarded(BulkOperation)).get(pk=row.pk)
+    return result
+
+
+def with_task_status(rows: Any) -> Any:
+    """Annotate operations with ``task_status``; None if the task was pruned, before the operation
+    was.
+    """
+    status = tables.tasks().filter(pk=OuterRef("task_id")).values("status")
+    return rows.annotate(task_status=Subquery(status))
 
 
 @dataclass(frozen=True, slots=True)

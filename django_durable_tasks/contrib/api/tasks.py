@@ -78,7 +78,7 @@ from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
 from django_durable_tasks.workflows import graph_data
 from django_durable_tasks.workflows import operations as graph_operations
-from django_durable_tasks.workflows.diagrams import Diagram, draw
+from django_durable_tasks.workflows.diagrams import FORMATS, NOT_INSTALLED, Diagram, draw
 
 INCLUDED = ("target_config", "result", "progress")
 _COLUMNS: Mapping[str, tuple[str, ...]] = {"target_config": ("args", "kwargs")}
@@ -389,28 +389,29 @@ class BulkReplayBody(BulkFilterBody):
     status = fields.OneOf(choices=sorted(REPLAYABLE), default=Status.FAILED.value)
 
 
-_STATES = {
-    Status.RUNNING: "RUNNING",
-    Status.SUCCESS: "DONE",
-    Status.FAILED: "FAILED",
-    Status.CANCELLED: "CANCELLED",
-}
+# The states of ended tasks that are not those of an operation: it has stopped.
+_STATES = {Status.RUNNING: "RUNNING", Status.SUCCESS: "DONE", Status.FAILED: "FAILED"}
+_STOPPED = "CANCELLED"
 
 
 class _State(fields.OneOf):
-    """The state of an operation on many tasks, which is that of its task."""
+    """The state of an operation on many tasks, which is that of its task. CANCELLED if the task has
+    ended otherwise or was pruned before its last step.
+    """
 
     def shown(self, row: BulkOperation, *, plain: bool) -> str:
         """Return the state."""
-        done = row.completed_at is not None
-        return "DONE" if done else _STATES.get(Status(row.task.status), "PENDING")
+        if row.completed_at is not None:
+            return "DONE"
+        status = row.task_status  # type: ignore[attr-defined]
+        return _STATES.get(status, "PENDING" if status in OPEN else _STOPPED)
 
 
 class OperationAnswer(Answer):
     """An operation on many tasks. Its task can be cancelled, and replayed to continue it."""
 
     operation_id = fields.Id(source="pk")
-    state = _State(choices=["PENDING", *_STATES.values()])
+    state = _State(choices=["PENDING", *_STATES.values(), _STOPPED])
     filters = fields.SecretObject()
     errors = serializers.ListField(child=fields.AnyJson())  # type: ignore[assignment]
 
@@ -437,6 +438,9 @@ def graph_json(diagram: Diagram) -> Any:
 
 
 def graph_image(diagram: Diagram) -> HttpResponse:
+    """Return the drawing; raises Problem if the optional app that draws is not installed."""
+    if "svg" not in FORMATS:
+        raise Problem(problems.NOT_FOUND, NOT_INSTALLED)
     return HttpResponse(draw(diagram, "svg"), content_type=_SVG)
 
 
@@ -851,8 +855,9 @@ class OperationViewSet(ReadMixin, ApiViewSet):
     answer = OperationAnswer
 
     def rows(self) -> QuerySet[Any]:
-        """Return the operations with their tasks."""
-        return super().rows().select_related("task")
+        """Return the operations with the statuses of their tasks."""
+        rows: QuerySet[Any] = bulk_operations.with_task_status(super().rows())
+        return rows
 
     @endpoint()
     def retrieve(self, request: Request, operation_id: uuid.UUID) -> Response:

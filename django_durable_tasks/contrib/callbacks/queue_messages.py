@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from kombu.serialization import registry as serializers
@@ -30,6 +31,8 @@ from django_durable_tasks.tasks.options import checked_headers
 _NAME_MAX, _CONTENT_TYPE_MAX = 255, 200
 _EXCHANGE = "exchange:"
 _SLUG = "[-a-zA-Z0-9_]+"
+# C0 without the tab, DEL, C1 and the separators that some programs take for the end of a line.
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 # Celery takes a message with the header `task` for a task, and reads the others of its protocol 2.
 # Kombu decompresses a body by `compression`.
 _OF_CELERY = frozenset(
@@ -172,7 +175,12 @@ def _text(body: object) -> str:
 def _content_type(value: object, body: object) -> str:
     if value is None:
         return "text/plain" if isinstance(body, str) else "application/json"
-    if not isinstance(value, str) or not value.isascii() or not 0 < len(value) <= _CONTENT_TYPE_MAX:
+    # A program that forwards the message over HTTP may copy it into a header.
+    if (
+        not isinstance(value, str)
+        or not (value.isascii() and value.isprintable())
+        or not 0 < len(value.strip()) <= len(value) <= _CONTENT_TYPE_MAX
+    ):
         raise InvalidTarget.of("content_type", value, "give a type such as application/json.")
     return value
 
@@ -185,9 +193,22 @@ def _headers(value: object) -> Mapping[str, Any]:
         found = checked_headers(value)
     except InvalidOption as invalid:
         raise InvalidTarget(str(invalid)) from None
-    for name in found:
+    for name, content in found.items():
         _refuse_header(name)
+        # A program that forwards the message over HTTP or STOMP may copy it into a header. A value
+        # is not part of the error, because it may be a secret.
+        if not name.isprintable() or _has_control_characters(content):
+            raise InvalidTarget(f"headers: {name!r} or its value has control characters.")
     return found
+
+
+def _has_control_characters(value: object) -> bool:
+    """Return whether a text in this JSON value has a control character other than a tab."""
+    if isinstance(value, str):
+        return _CONTROL.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(map(_has_control_characters, chain(value, value.values())))
+    return isinstance(value, list | tuple) and any(map(_has_control_characters, value))
 
 
 def _refuse_header(name: str) -> None:

@@ -10,16 +10,22 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.django import TestCase
 
-from django_durable_tasks.choices import Status
+from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.contrib.api import bulk_operations, quotas
 from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
 from django_durable_tasks.contrib.api.values import TaskFilter
 from django_durable_tasks.models import Task
 from django_durable_tasks.tasks import claim
 from tests.database.api.client import ADD, ApiClient, a_client, call
+from tests.database.limits.limited_tasks import claim as claim_tasks
+from tests.database.limits.limited_tasks import end, release_waiting
 from tests.delivery import deliver
-from tests.factories import a_task, many_tasks
+from tests.factories import QUEUE, a_node, a_task, a_tenant, many_tasks
+from tests.process_state import new_process_state
 
 pytestmark = pytest.mark.django_db
 COLUMNS = 70
@@ -277,6 +283,70 @@ def test_what_frees_the_quota_is_never_refused_by_it(
 def test_operations_that_have_not_ended_are_bounded(acme: ApiClient) -> None:
     statuses = [acme.post("/tasks/bulk-cancel", {}).status_code for _ in range(11)]
     assert statuses == [202] * 10 + [409]
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    ends=st.lists(st.sampled_from(["cancel", *sorted(Status), "pruned"]), min_size=10, max_size=10)
+)
+@example(ends=["cancel"] * 10)
+@example(ends=["pruned"] * 10)
+def test_an_operation_whose_task_has_ended_uses_no_place(acme: ApiClient, ends: list[str]) -> None:
+    BulkOperation.objects.unguarded().all().delete()
+    Task.objects.unguarded().all().delete()
+    expected = {}
+    for ended in ends:
+        operation = acme.post("/tasks/bulk-cancel", {}).json()
+        task = Task.objects.filter(pk=operation["task_id"]).unguarded()
+        expected[operation["operation_id"]] = ended
+        if ended == "cancel":
+            assert acme.post(f"/tasks/{operation['task_id']}/cancel").status_code == 200
+        elif ended == "pruned":
+            task.delete()
+        else:
+            other = a_task(ended, tenant=acme.tenant)
+            rows = BulkOperation.objects.filter(pk=operation["operation_id"]).unguarded()
+            rows.update(task_id=other.pk)
+    still_open = [status for status in ends if status in OPEN]
+    shown = {row["operation_id"]: row["state"] for row in acme.get("/operations").json()["data"]}
+    assert shown.keys() == expected.keys()
+    states = {"SUCCESS": "DONE", "FAILED": "FAILED", "RUNNING": "RUNNING"}
+    for operation_id, ended in expected.items():
+        default = "PENDING" if ended in OPEN else "CANCELLED"
+        assert shown[operation_id] == states.get(ended, default), ended
+    statuses = [acme.post("/tasks/bulk-cancel", {}).status_code for _ in range(11)]
+    free = 10 - len(still_open)
+    assert statuses == [202] * free + [409] * (11 - free)
+
+
+class Places(TestCase):
+    """Draws the processes of a customer and its tasks that wait for them."""
+
+    @settings(deadline=None, max_examples=8)
+    @given(
+        concurrency=st.integers(1, 8),
+        kind=st.sampled_from(sorted(BulkKind)),
+        priority=st.integers(0, 8),
+    )
+    def test_an_operation_starts_before_the_waiting_tasks_of_its_tenant(
+        self, concurrency: int, kind: BulkKind, priority: int
+    ) -> None:
+        a_node(concurrency=concurrency, queues=[QUEUE])
+        new_process_state()
+        tenant = a_tenant()
+        many_tasks(30, tenant=tenant, priority=priority, due=-60)
+        claim_tasks()
+        started = list(Task.objects.queued().values_list("pk", flat=True))
+        assert len(started) == max(1, concurrency // 2)
+        operation = bulk_operations.start(tenant, kind, TaskFilter())
+        release_waiting()
+        claim_tasks()
+        end(started[0])
+        release_waiting()
+        claim_tasks()
+        assert Task.objects.get(pk=operation.task_id).status == Status.QUEUED
 
 
 @pytest.mark.parametrize("ended", [0, 30])

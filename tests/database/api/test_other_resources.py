@@ -14,6 +14,7 @@ from django_durable_tasks import Workflow, process_state
 from django_durable_tasks.contrib.api.scheduler import RecentHealth
 from django_durable_tasks.contrib.notifications.models import Alert
 from django_durable_tasks.models import Calendar, QueueControl, SchedulerLease, Task
+from django_durable_tasks.workflows.diagrams import FILE_FORMATS, FORMATS
 from tests.database.api.client import ApiClient, call, pointers
 from tests.database.commands.durable_command import durable
 from tests.factories import a_node, a_task, many_tasks
@@ -53,6 +54,21 @@ def test_a_workflow_is_listed_drawn_and_cancelled(acme: ApiClient) -> None:
     assert not Task.objects.filter(status="CANCELLED").exists()
     assert acme.post(f"/workflows/{run.pk}/cancel").json()["changed_tasks"] == 2
     assert Task.objects.filter(status="CANCELLED").count() == 2
+
+
+def test_drawings_do_not_exist_without_the_app_that_draws(
+    acme: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = Workflow("flow")
+    flow.add(noop, step="first")
+    run = flow.start(tenant=acme.tenant)
+    task = Task.objects.get()
+    for name in FILE_FORMATS:
+        monkeypatch.delitem(FORMATS, name, raising=False)
+    for path in (f"/workflows/{run.pk}/graph.svg", f"/tasks/{task.pk}/dependencies.svg"):
+        answer = acme.get(path, Accept="image/svg+xml")
+        assert answer.status_code == 404
+        assert "django_durable_tasks.contrib.diagrams" in answer.json()["detail"]
 
 
 def test_dependencies_are_added_shown_and_removed(acme: ApiClient, globex: ApiClient) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from django_durable_tasks import ports
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
@@ -43,6 +46,49 @@ def test_a_wrong_member_of_a_target_is_named(
     assert (answer.status_code, pointers(answer)) == (422, [pointer])
     assert said in answer.json()["detail"]
     assert "http_callback(" not in answer.json()["detail"]
+
+
+CONTROL = "".join(map(chr, [*range(1, 9), *range(10, 32), *range(127, 160), 0x2028, 0x2029]))
+MESSAGE: dict[str, Any] = {"body": "x", "queue": "orders"}
+TO_EXCHANGE: dict[str, Any] = {"body": "x", "exchange": "events", "routing_key": "order.paid"}
+CALLBACK: dict[str, Any] = {"url": "https://a.example/"}
+_TEXTS: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "content_type": ("QUEUE_MESSAGE", MESSAGE, lambda text: {"content_type": text}),
+    "queue": ("QUEUE_MESSAGE", MESSAGE, lambda text: {"queue": text}),
+    "exchange": ("QUEUE_MESSAGE", TO_EXCHANGE, lambda text: {"exchange": text}),
+    "routing_key": ("QUEUE_MESSAGE", TO_EXCHANGE, lambda text: {"routing_key": text}),
+    "header": ("QUEUE_MESSAGE", MESSAGE, lambda text: {"headers": {text: "1"}}),
+    "value of a header": ("QUEUE_MESSAGE", MESSAGE, lambda text: {"headers": {"X": text}}),
+    "list in a header": ("QUEUE_MESSAGE", MESSAGE, lambda text: {"headers": {"X": [1, text]}}),
+    "object in a header": ("QUEUE_MESSAGE", MESSAGE, lambda text: {"headers": {"X": {text: 1}}}),
+    "method": ("HTTP_CALLBACK", CALLBACK, lambda text: {"method": text}),
+    "url": ("HTTP_CALLBACK", CALLBACK, lambda text: {"url": f"https://a.example/{text}"}),
+    "endpoint": ("HTTP_CALLBACK", CALLBACK, lambda text: {"endpoint": text}),
+    "header of a request": ("HTTP_CALLBACK", CALLBACK, lambda text: {"headers": {text: "1"}}),
+    "its value": ("HTTP_CALLBACK", CALLBACK, lambda text: {"headers": {"X": text}}),
+}
+
+
+@pytest.mark.parametrize("kind", _TEXTS)
+@hypothesis_settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(before=st.sampled_from(["a", "orders/json"]), control=st.sampled_from(CONTROL))
+def test_control_characters_are_refused_in_every_text_but_the_body(
+    acme: ApiClient, settings: Any, kind: str, before: str, control: str
+) -> None:
+    settings.DURABLE_TASKS = {
+        **SETTINGS,
+        "API_TASKS": ["django_durable_tasks.*"],
+        "API_QUEUES": [],
+        "QUEUE_ALLOW": ["orders", "exchange:events"],
+    }
+    target_type, config, changed = _TEXTS[kind]
+    accepted = {"target_type": target_type, "target_config": config}
+    assert acme.post("/tasks", accepted).status_code == 201
+    body = {**accepted, "target_config": {**config, **changed(f"{before}{control}X: y")}}
+    answer = acme.post("/tasks", body)
+    assert answer.status_code == 422, answer.content
 
 
 def test_the_requests_of_a_task_show_what_the_receiver_answered(

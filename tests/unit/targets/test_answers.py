@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,35 @@ def test_the_longest_of_several_retry_after_counts() -> None:
 def test_the_headers_of_proxies_are_refused(name: str) -> None:
     with pytest.raises(InvalidTarget, match="set by the sender"):
         checked_request_headers({name: "127.0.0.1"})
+
+
+TRUSTED = (
+    "Remote-User", "Remote-Groups", "Remote-Addr", "X-Remote-User", "X-Remote-Extra-Scopes", "X-Host",
+    "Fastly-Client-IP", "X-ProxyUser-Ip", "X-Accel-Redirect", "X-Accel-Internal", "X-Sendfile",
+    "X-Lighttpd-Send-File", "X-Originating-IP", "X-Auth-Request-User", "X-Authentik-Username",
+    "X-WebAuth-User", "X-Amzn-Oidc-Data", "X-Goog-IAP-JWT-Assertion", "X-MS-Client-Principal-Name",
+    "Cf-Access-Jwt-Assertion", "CF-Connecting-IPv6", "SSL-Client-Verify", "Client-Cert",
+    "X-Azure-ClientIP", "WL-Proxy-Client-IP", "X-Middleware-Subrequest", "X-Original-Remote-User",
+    "Tailscale-User-Login", "X-Forwarded", "Front-End-Https", "X-ARR-ClientCert",
+)  # fmt: skip
+
+
+@given(name=st.sampled_from(TRUSTED), separator=st.sampled_from("-_.~"), upper=st.randoms())
+def test_headers_that_servers_trust_are_refused_in_any_spelling(
+    name: str, separator: str, upper: Random
+) -> None:
+    drawn = "".join(upper.choice([letter.lower(), letter.upper()]) for letter in name)
+    with pytest.raises(InvalidTarget, match="set by the sender"):
+        checked_request_headers({drawn.replace("-", separator): "1"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Authorization", "CF-Access-Client-Id", "Fastly-Key", "HTTP-Referer", "X-Amz-Date", "X-Api-Key",
+     "X-Goog-Acl", "X-Vercel-Protection-Bypass", "X-Request-Id", "X-User-Id", "Forwarder"],
+)  # fmt: skip
+def test_headers_that_clients_send_to_apis_are_accepted(name: str) -> None:
+    assert checked_request_headers({name: "1"}) == {name: "1"}
 
 
 def test_only_overload_slows_the_endpoint() -> None:
