@@ -27,12 +27,14 @@ from tests.database.notifications.sending import (
     types,
 )
 from tests.factories import an_unsaved_run, many_tasks
+from tests.process_state import read_notification_settings
 
 
 @pytest.fixture(autouse=True)
 def notifications_are_on(settings: Any) -> None:
-    """Switch notifications on."""
+    """Record the events that settings select."""
     settings.DURABLE_TASKS = dict(SETTINGS)
+    read_notification_settings()
 
 
 def _happened(row: NotificationSetting, number: int) -> None:

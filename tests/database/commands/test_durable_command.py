@@ -116,7 +116,7 @@ def test_every_example_of_every_subcommand_can_be_parsed() -> None:
         ("list queues", 9),
         ("list nodes", 1),
         ("audit", 1),
-        ("status", 20),
+        ("status", 24),
     ],
 )
 def test_a_subcommand_needs_as_many_statements_for_many_rows(words: str, most: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.jobs import watch_alerts
-from django_durable_tasks.contrib.notifications.models import Alert
+from django_durable_tasks.contrib.notifications.models import Alert, NotificationSetting
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DeadLetter, Node, RecurringTask, Task
 from django_durable_tasks.store.clock import database_now
@@ -102,9 +102,9 @@ def test_a_wrong_clock_is_one_alert_for_its_host() -> None:
     assert types()[-1] == "alert.ended"
 
 
-def test_nothing_is_watched_while_no_setting_asks_for_it(settings: Any) -> None:
+def test_nothing_is_watched_while_no_setting_asks_for_it() -> None:
+    NotificationSetting.objects.unguarded().update(on_alert=False)
     many_tasks(1, "FAILED")
-    settings.DURABLE_TASKS = {}
     watch_alerts(database_now(), None)  # type: ignore[arg-type]
     assert not Alert.objects.exists()
 
