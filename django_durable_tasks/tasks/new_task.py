@@ -18,7 +18,7 @@ from django_durable_tasks.dependencies.joins import Join
 from django_durable_tasks.dependencies.references import REFERS
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.limits.scopes import key_of
+from django_durable_tasks.limits.scopes import key_of, key_of_tenant
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.tasks import new_task_id, new_task_ids
 from django_durable_tasks.option_values import checked_key, checked_name
@@ -250,12 +250,19 @@ def limit_key(call: Call) -> str | None:
     """Return the key of the call in a PerKey limit or its endpoint, or None. Raises
     InvalidOption.
     """
-    options = call.task.options
+    tenant_id, keyed = _tenant_id(call.options.tenant), _per_key(call.task, call.args, call.kwargs)
+    if keyed is not None:
+        return key_of_tenant(tenant_id, keyed)
+    endpoint = call.task.target.endpoint
+    return endpoint and endpoint(tenant_id, call.kwargs)
+
+
+def _per_key(task: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    options = task.options
     template = key_of(options.rate_limit, options.max_concurrency)
     if template is None:
-        endpoint = call.task.target.endpoint
-        return endpoint and endpoint(_tenant_id(call.options.tenant), call.kwargs)
-    return formatted("PerKey", template, call.args, {**call.kwargs, "task": options.name})
+        return None
+    return formatted("PerKey", template, args, {**kwargs, "task": options.name})
 
 
 # Adds the trace of the caller to new tasks, if TRACES is set.
