@@ -15,7 +15,7 @@ from django.db import InterfaceError, OperationalError
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import OnUpstreamFailure
 from django_durable_tasks.dependencies.joins import Join
-from django_durable_tasks.dependencies.references import REFERS
+from django_durable_tasks.dependencies.references import MASKED, REFERS
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.limits.scopes import key_of, key_of_tenant
@@ -159,14 +159,19 @@ def _shared_values(task: Registered, given: CallOptions, stored: Mapping[str, An
     )
 
 
-def step_template(task: Registered, options: CallOptions, *, refers: bool) -> TaskTemplate:
+def step_template(
+    task: Registered, options: CallOptions, *, refers: bool, hides_secrets: bool = False
+) -> TaskTemplate:
     """Return the template of the steps of a workflow with these options; raises DurableTasksError.
 
     ``refers``: their arguments contain references to results, which are resolved when the task
     starts. The target checks the arguments then, so ``TaskTemplate.task`` builds such a step.
+    ``hides_secrets``: secrets in these results are masked.
     """
     stored = options.overrides()
-    return TaskTemplate(task, options, {**stored, REFERS: 1} if refers else stored)
+    if refers:
+        stored = {**stored, REFERS: MASKED if hides_secrets else 1}
+    return TaskTemplate(task, options, stored)
 
 
 def new_task(call: Call) -> NewTask:
@@ -263,6 +268,15 @@ def _per_key(task: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if template is None:
         return None
     return formatted("PerKey", template, args, {**kwargs, "task": options.name})
+
+
+def keys_of(task: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the keys that the options of the task derive from these arguments: of ``unique`` and
+    of PerKey limits. Raises InvalidOption.
+    """
+    unique, name = task.options.unique, task.options.name
+    unique_key = None if unique is None else _unique_key(name, unique, tuple(args), kwargs)
+    return unique_key, _per_key(task, args, kwargs)
 
 
 # Adds the trace of the caller to new tasks, if TRACES is set.
