@@ -32,7 +32,7 @@ from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import Envelope, parse
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
-from django_durable_tasks.dependencies.references import REFERS
+from django_durable_tasks.dependencies.references import MASKED, REFERS
 from django_durable_tasks.exceptions import (
     EndingNotRecorded,
     IsolationTooStrict,
@@ -351,7 +351,12 @@ def call_function(task: Any, live: LiveRun) -> None:
     args, kwargs = resolve.arguments_of(live.run)
     if REFERS in live.run.options:
         with nullcontext() if live.eager else dedicated_connection():
-            args, kwargs = resolve.resolve_references(args, kwargs, live.run.tenant_id)
+            args, kwargs = resolve.resolve_references(
+                args,
+                kwargs,
+                live.run.tenant_id,
+                hides_secrets=live.run.options[REFERS] == MASKED,
+            )
     live.args, live.kwargs = args, kwargs
     atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
     if not live.eager and not atomic:

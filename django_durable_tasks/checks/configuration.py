@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from string import Formatter
 from typing import Any
 
 from django.apps import apps
@@ -29,6 +30,7 @@ from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption, InvalidSchedule
 from django_durable_tasks.limits import config
 from django_durable_tasks.limits import scopes as limits
+from django_durable_tasks.masking import masked
 from django_durable_tasks.models import Task
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.store.connections import on_sqlite
@@ -256,7 +258,7 @@ def check_tasks(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     atomic = [task.name for task in registered_options() if task.atomic]
     if atomic and on_sqlite():
         found.append(FINDINGS["W011"](names=listed(atomic)))
-    return [*found, *retry_queue_findings(settings.HTTP_RETRY_QUEUE), *_weights()]
+    return [*found, *retry_queue_findings(settings.HTTP_RETRY_QUEUE), *_weights(), *_secret_keys()]
 
 
 def retry_queue_findings(queue: str | None) -> Iterator[CheckMessage]:
@@ -267,6 +269,27 @@ def retry_queue_findings(queue: str | None) -> Iterator[CheckMessage]:
         ports.queue_of(HTTP_CALLBACK_TASK, queue)
     except DurableTasksError as error:
         yield FINDINGS["E021"](reason=error)
+
+
+def _secret_keys() -> Iterator[CheckMessage]:
+    """Report templates of keys with an argument that SECRET_NAMES names, at any depth."""
+    names = conf.settings().SECRET_NAMES
+    for name in sorted(registry.names()):
+        options, parameters = registry.get(name).options, registry.get(name).positional_parameters
+        templates = {options.unique, limits.key_of(options.rate_limit, options.max_concurrency)}
+        for template in sorted(one for one in templates if isinstance(one, str)):
+            automatic = 0
+            for _, field, _, _ in Formatter().parse(template):
+                if field is None:
+                    continue
+                first, *rest = re.findall(r"[^.\[\]]+", field) or [""]
+                if not first:
+                    first, automatic = str(automatic), automatic + 1
+                if first.isdecimal():
+                    last = min(int(first), len(parameters) - 1)
+                    first = parameters[last] if parameters else first
+                if any(masked({part: ""}, names)[part] for part in (first, *rest)):
+                    yield FINDINGS["W023"](name=name, field=field, template=template)
 
 
 def _weights() -> Iterator[CheckMessage]:

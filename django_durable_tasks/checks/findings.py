@@ -236,6 +236,12 @@ _TEXTS: dict[str, _Texts] = {
         "DURABLE_TASKS[{setting!r}] has no effect without {app}.",
         "Add {app!r} to INSTALLED_APPS, and migrate.",
     ),
+    "W023": _Texts(
+        "{name} has {field!r} in the template {template!r} of a key. SECRET_NAMES names this"
+        " argument: keys are stored and shown unmasked and unencrypted.",
+        "Derive the key from another argument, such as an id. Clients of the API need the scope"
+        " `secrets` to create such a task.",
+    ),
 }
 """The text and the remedy of each finding, by its id."""
 

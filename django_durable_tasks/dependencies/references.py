@@ -13,6 +13,8 @@ from django_durable_tasks.exceptions import InvalidReference, ResultTooLarge
 
 REFERS = "refers"
 """The key in a task's options that marks arguments with references."""
+MASKED = "masked"
+"""The value of REFERS if secrets are masked in the results that the task receives."""
 MARK = "$result"
 """The key of a reference to another task's result in the stored arguments."""
 

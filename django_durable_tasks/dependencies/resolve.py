@@ -25,6 +25,7 @@ from django_durable_tasks.dependencies.joins import (
 )
 from django_durable_tasks.dependencies.references import check_size, referred, resolved
 from django_durable_tasks.encryption import decrypted, stored_value
+from django_durable_tasks.masking import masked
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from django_durable_tasks.models.workflows import EndingEventQuerySet
 from django_durable_tasks.ports import TaskMessage
@@ -369,13 +370,14 @@ def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
 
 
 def resolve_references(
-    args: list[Any], kwargs: dict[str, Any], tenant_id: int
+    args: list[Any], kwargs: dict[str, Any], tenant_id: int, *, hides_secrets: bool = False
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments with results instead of references, None for a task without success and
     for the task of another tenant.
 
-    Raises ResultTooLarge if the results together are larger than 1 MiB, and
-    InvalidReference if a result does not have the referenced part.
+    With ``hides_secrets`` the secrets of the results are masked as where they are displayed. Raises
+    ResultTooLarge if the results together are larger than 1 MiB, and InvalidReference if a result
+    does not have the referenced part.
     """
     references = referred(args) | referred(kwargs)
     ended = tables.tasks().for_tenant(tenant_id).filter(pk__in=references, status=Status.SUCCESS)
@@ -384,4 +386,8 @@ def resolve_references(
         for task_id, result in ended.values_list("pk", "result")
     }
     check_size(sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES)
+    if hides_secrets:
+        # Before a part is taken: a part has lost the name that makes it secret.
+        names = conf.settings().SECRET_NAMES
+        results = {task_id: masked(result, names) for task_id, result in results.items()}
     return resolved(args, results), resolved(kwargs, results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import uuid
@@ -12,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.option_values import KEY_MAX
 
 # Concurrency limits and rate limits: scopes, allowances and token buckets. Pure.
 #
@@ -22,6 +24,10 @@ from django_durable_tasks.exceptions import InvalidOption
 # workers of a queue that have registered a task.
 
 
+DEFAULT_TENANT = 1
+# Hexadecimal digits of the hash at the end of a shortened key: 128 bits, so that no two keys are
+# equal by chance.
+_DIGITS = 32
 GLOBAL = "global"
 EACH_TENANT = "tenant:*"
 SCOPE_FORMS = "global, queue:<name>, task:<name>, tenant:<id>, tenant:* or key:<text>"
@@ -56,6 +62,19 @@ def scope_of_tenant(tenant_id: int) -> str:
 def scope_of_key(key: str) -> str:
     """Return the scope of a key of ``PerKey``."""
     return f"key:{key}"
+
+
+def key_of_tenant(tenant_id: int, key: str) -> str:
+    """Return the ``limit_key`` of a task of this tenant, so that each tenant has its own limits.
+
+    A key of the default tenant is stored as it is: the project makes its calls, and operators name
+    these keys in limits. A text that is too long with the tenant ends with its hash.
+    """
+    if tenant_id != DEFAULT_TENANT:
+        key = f"{tenant_id}:{key}"
+    if len(key) <= KEY_MAX:
+        return key
+    return key[: KEY_MAX - _DIGITS] + hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
 
 
 def scope_of_share(queue: str, tenant_id: int) -> str:
@@ -174,7 +193,7 @@ class PerKey:
     ``rate_limit=PerKey("10/m", ...)``.
 
     ``key`` is a template over the arguments, as in ``unique=``. ``{task}`` is the task's name; a
-    key without it is shared by all tasks that use the same key. Raises InvalidOption.
+    key without it is shared by all tasks of the tenant that use the same key. Raises InvalidOption.
     """
 
     number: int | str

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidOption, InvalidSignature, InvalidTarget, about
+from django_durable_tasks.limits.scopes import DEFAULT_TENANT, key_of_tenant
 from django_durable_tasks.masking import MASK, masked_text, masked_url
-from django_durable_tasks.option_values import KEY_MAX, checked_key
+from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
 from django_durable_tasks.targets.answers import RetryStatuses, checked_statuses
 
@@ -352,8 +353,6 @@ _WITHOUT_BODY = ("GET", "HEAD")
 _SHORTEST_TIMEOUT = 0.1
 # Seconds. A receiver that hangs holds a process of a worker for this time.
 TIMEOUT_MAX = 60.0
-_DEFAULT_TENANT = 1
-_DIGITS = 32
 
 OF_SETTINGS = "notification-setting-"
 """With this begin the names of the receivers of notification settings."""
@@ -483,10 +482,7 @@ def endpoint_key(tenant_id: int, arguments: Mapping[str, Any]) -> str | None:
     except InvalidTarget:
         return None
     name = arguments.get("endpoint")
-    if tenant_id != _DEFAULT_TENANT:
-        key = f"{tenant_id}:{url.with_host(url.domain).origin}"
-    else:
-        key = f"{url.origin} {name}" if isinstance(name, str) else url.origin
-    if len(key) <= KEY_MAX:
-        return key
-    return key[: KEY_MAX - _DIGITS] + hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
+    if tenant_id != DEFAULT_TENANT:
+        return key_of_tenant(tenant_id, url.with_host(url.domain).origin)
+    key = f"{url.origin} {name}" if isinstance(name, str) else url.origin
+    return key_of_tenant(tenant_id, key)

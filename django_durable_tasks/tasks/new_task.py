@@ -15,10 +15,10 @@ from django.db import InterfaceError, OperationalError
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import OnUpstreamFailure
 from django_durable_tasks.dependencies.joins import Join
-from django_durable_tasks.dependencies.references import REFERS
+from django_durable_tasks.dependencies.references import MASKED, REFERS
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.limits.scopes import key_of
+from django_durable_tasks.limits.scopes import key_of, key_of_tenant
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.tasks import new_task_id, new_task_ids
 from django_durable_tasks.option_values import checked_key, checked_name
@@ -159,14 +159,19 @@ def _shared_values(task: Registered, given: CallOptions, stored: Mapping[str, An
     )
 
 
-def step_template(task: Registered, options: CallOptions, *, refers: bool) -> TaskTemplate:
+def step_template(
+    task: Registered, options: CallOptions, *, refers: bool, hides_secrets: bool = False
+) -> TaskTemplate:
     """Return the template of the steps of a workflow with these options; raises DurableTasksError.
 
     ``refers``: their arguments contain references to results, which are resolved when the task
     starts. The target checks the arguments then, so ``TaskTemplate.task`` builds such a step.
+    ``hides_secrets``: secrets in these results are masked.
     """
     stored = options.overrides()
-    return TaskTemplate(task, options, {**stored, REFERS: 1} if refers else stored)
+    if refers:
+        stored = {**stored, REFERS: MASKED if hides_secrets else 1}
+    return TaskTemplate(task, options, stored)
 
 
 def new_task(call: Call) -> NewTask:
@@ -250,12 +255,28 @@ def limit_key(call: Call) -> str | None:
     """Return the key of the call in a PerKey limit or its endpoint, or None. Raises
     InvalidOption.
     """
-    options = call.task.options
+    tenant_id, keyed = _tenant_id(call.options.tenant), _per_key(call.task, call.args, call.kwargs)
+    if keyed is not None:
+        return key_of_tenant(tenant_id, keyed)
+    endpoint = call.task.target.endpoint
+    return endpoint and endpoint(tenant_id, call.kwargs)
+
+
+def _per_key(task: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    options = task.options
     template = key_of(options.rate_limit, options.max_concurrency)
     if template is None:
-        endpoint = call.task.target.endpoint
-        return endpoint and endpoint(_tenant_id(call.options.tenant), call.kwargs)
-    return formatted("PerKey", template, call.args, {**call.kwargs, "task": options.name})
+        return None
+    return formatted("PerKey", template, args, {**kwargs, "task": options.name})
+
+
+def keys_of(task: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the keys that the options of the task derive from these arguments: of ``unique`` and
+    of PerKey limits. Raises InvalidOption.
+    """
+    unique, name = task.options.unique, task.options.name
+    unique_key = None if unique is None else _unique_key(name, unique, tuple(args), kwargs)
+    return unique_key, _per_key(task, args, kwargs)
 
 
 # Adds the trace of the caller to new tasks, if TRACES is set.

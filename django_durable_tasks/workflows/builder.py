@@ -48,6 +48,7 @@ class PlannedTask:
     gates: tuple[tuple[str, str], ...] = ()
     scope: int = 0
     refers: bool = False
+    hides_secrets: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,9 +266,11 @@ class Builder:
         on_upstream_failure: str = "SKIP",
         step: str | None = None,
         gates: Mapping[Gate, str | None] | None = None,
+        hides_secrets: bool = False,
     ) -> Step:
         """Add one task as ``add`` does, with its arguments as a tuple and a dict, so that their
-        names cannot collide. Raises InvalidOption.
+        names cannot collide. With ``hides_secrets`` the task receives results with their secrets
+        masked. Raises InvalidOption.
         """
         name, options = _named(task)
         place, label, named = len(self._tasks), self._label(step, name), dict(kwargs or {})
@@ -286,6 +289,7 @@ class Builder:
                 "on_upstream_failure", on_upstream_failure, OnUpstreamFailure
             ),
             refers=refers(label, [args, named]),
+            hides_secrets=hides_secrets,
         )
         self._append(planned, join, after)
         return Step(place, self, label)

@@ -170,7 +170,9 @@ class _Steps:
 
     def __init__(self, launch: StartOptions, now: datetime) -> None:
         self._launch, self._now = launch, now
-        self._last: dict[tuple[str, str, bool], tuple[CallOptions, Registered, TaskTemplate]] = {}
+        self._last: dict[
+            tuple[str, str, bool, bool], tuple[CallOptions, Registered, TaskTemplate]
+        ] = {}
 
     def new_task(self, task: PlannedTask, drafted: WorkflowDraft, place: int) -> NewTask:
         """Return the task of a step; raises DurableTasksError."""
@@ -185,7 +187,8 @@ class _Steps:
         return new._replace(workflow_id=drafted.runs[task.scope].pk, step=task.step[:200])
 
     def _template(self, task: PlannedTask) -> tuple[Registered, TaskTemplate]:
-        key, given = (task.task, task.on_upstream_failure, task.refers), task.options
+        key = (task.task, task.on_upstream_failure, task.refers, task.hides_secrets)
+        given = task.options
         last = self._last.get(key)
         # Headers that are equal may be different JSON: 1, 1.0 and true.
         if last is None or last[0].headers is not given.headers or last[0] != given:
@@ -198,7 +201,9 @@ class _Steps:
                 on_upstream_failure=task.on_upstream_failure,
             )
             registered = registry.get(task.task)
-            template = step_template(registered, options, refers=task.refers)
+            template = step_template(
+                registered, options, refers=task.refers, hides_secrets=task.hides_secrets
+            )
             last = self._last[key] = (given, registered, template)
         return last[1], last[2]
 

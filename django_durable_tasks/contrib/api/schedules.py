@@ -194,7 +194,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     def create(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
         given = self.valid()
-        target = target_of(given, self.caller.tenant)
+        target = target_of(given, self.caller)
 
         def act() -> StoredAnswer:
             with errors_of_timetable(given):
@@ -234,7 +234,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
             keywords = options_of(given)
             if "target_config" in given:
                 config = given["target_config"]
-                keywords |= edited_arguments(row.task, row, config, self.caller)
+                keywords |= edited_arguments(row.task, row, config, self.caller, row.overlap_key)
             with errors_of_timetable(given):
                 RecurringTask.objects.upsert(
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords

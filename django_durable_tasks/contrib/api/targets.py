@@ -21,11 +21,14 @@ from django_durable_tasks.contrib.api.problems import Problem, invalid_field
 from django_durable_tasks.contrib.api.quotas import check_payload
 from django_durable_tasks.dependencies.references import MARK
 from django_durable_tasks.did_you_mean import did_you_mean
-from django_durable_tasks.exceptions import EncryptionError
+from django_durable_tasks.exceptions import DurableTasksError, EncryptionError
+from django_durable_tasks.limits.scopes import key_of
 from django_durable_tasks.masking import MASK, masked, masked_text
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 from django_durable_tasks.registry import Registered
+from django_durable_tasks.tasks.new_task import keys_of
+from django_durable_tasks.tasks.options import formatted
 
 logger = logging.getLogger("django_durable_tasks.api")
 
@@ -41,7 +44,7 @@ class TargetCall:
 
 def target_of(
     given: Mapping[str, Any],
-    tenant: Tenant,
+    caller: Caller,
     pointer: str = "#",
     resolved: Callable[[Any, str], Any] | None = None,
 ) -> TargetCall:
@@ -51,13 +54,16 @@ def target_of(
     Raises Problem, PayloadTooLarge or InvalidTarget.
     """
     # First, because the other checks read each value of a body that the quota may refuse.
+    tenant = caller.tenant
     check_payload(tenant, arguments_in(given))
     config, place = given["target_config"], f"{pointer}/target_config"
     if resolved is not None:
         config = resolved(config, place)
     refuse_masks(config, place)
     check_queue(given, tenant, pointer)
-    return call_of(given["target_type"], config, tenant, pointer)
+    call = call_of(given["target_type"], config, tenant, pointer)
+    _refuse_secret_keys(call, caller, pointer)
+    return call
 
 
 def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> TargetCall:
@@ -142,6 +148,45 @@ def _without_positional(value: Any) -> Any:
     return found
 
 
+def _refuse_secret_keys(
+    call: TargetCall, caller: Caller, pointer: str = "#", overlap_key: str = ""
+) -> None:
+    """Raise Problem if a key of the task contains a secret argument and the caller may not read
+    secrets. ``overlap_key``: the template of a recurring task.
+
+    Equal keys return the existing task, or make tasks wait for each other, so that the caller would
+    learn whether a guess equals a stored secret. Only the arguments of the request decide here.
+    """
+    options = call.registered.options
+    limit = key_of(options.rate_limit, options.max_concurrency)
+    if caller.reads_secrets or (options.unique is None and limit is None and not overlap_key):
+        return
+
+    def keys(args: Any, kwargs: Any) -> list[Any]:
+        found = [*keys_of(call.registered, args, kwargs)]
+        if overlap_key:
+            named = {**kwargs, "task": options.name}
+            found.append(formatted("overlap_key", overlap_key, args, named))
+        return found
+
+    try:
+        plain = keys(call.args, call.kwargs)
+    except DurableTasksError:
+        return  # The call is refused for this reason, or its arguments do not fit.
+    shown = masked_arguments(options.name, [*call.args], dict(call.kwargs))
+    try:
+        hidden = keys(shown["args"], shown["kwargs"])
+    except DurableTasksError:
+        hidden = []
+    if plain != hidden:
+        raise invalid_field(
+            f"{pointer}/target_config",
+            "has a secret in an argument that identifies the task or its limit: use a key with the"
+            " scope `secrets`",
+            "secret_key",
+        )
+
+
 # Arguments that a client sends for a task that exists: masks, references and permitted names.
 #
 # PATCH and replay build their arguments here only.
@@ -166,14 +211,17 @@ def edited_arguments(
     row: Any,
     given: Mapping[str, Any],
     caller: Caller,
+    overlap_key: str = "",
 ) -> dict[str, Any]:
     """Return ``args`` and ``kwargs`` of a task, or of a recurring task, with this name after a
     change of its ``target_config``.
 
-    Members that CELERY_TASK leaves out keep their values, as masks do. A caller that may not read
-    secrets may keep one only if it changes nothing: otherwise it could send the secret to a
-    recipient of its choice. For it everything is compared with what it is shown, so that no answer
-    reveals whether a guess at a secret is right. Raises Problem, or PayloadTooLarge.
+    ``overlap_key`` is the template of a recurring task. Members that CELERY_TASK leaves out keep
+    their values, as masks and references to results do. A caller that may not read secrets may keep
+    one of them only if it changes nothing: otherwise it could send the secret, or the result with
+    its secrets, to a recipient of its choice. For it everything is compared with what it is shown,
+    so that no answer reveals whether a guess at a secret is right. Raises Problem, or
+    PayloadTooLarge.
     """
     is_call = kind_of(name) == TargetType.CELERY_TASK
     sent = [given.get("args", []), given.get("kwargs", {})] if is_call else [[], given]
@@ -181,15 +229,18 @@ def edited_arguments(
     check_payload(caller.tenant, sent)
     stored, args, kwargs = _stored_config(name, row, given)
     left_out = stored if is_call else {}
-    config = {**left_out, **given}
+    config, is_kept = {**left_out, **given}, False
     if not caller.reads_secrets:
         shown = config_of(name, args, kwargs, plain=False)
         seen = {**{member: shown[member] for member in left_out}, **given}
-        if _has_mask(seen):
-            if seen != shown:
-                raise invalid_field(
-                    _POINTER, "is changed: send all of its secrets again, not their masks", "masked"
-                )
+        is_kept = _has_mask(seen) or bool(_references(seen))
+        if is_kept and seen != shown:
+            if _has_mask(seen):
+                text, code = "send all of its secrets again, not their masks", "masked"
+            else:
+                text, code = f"a reference to a result ({MARK!r}) keeps its recipient", "reference"
+            raise invalid_field(_POINTER, f"is changed: {text}", code)
+        if is_kept:
             config = stored
     elif _has_mask(given):
         config = _kept(config, stored, _POINTER)
@@ -199,6 +250,8 @@ def edited_arguments(
     target = call_of(kind_of(name), config, caller.tenant)
     if target.registered.options.name != name:
         raise invalid_field(f"{_POINTER}/task", "cannot be changed", "read_only")
+    if not is_kept:
+        _refuse_secret_keys(target, caller, overlap_key=overlap_key)
     edited = {"args": list(target.args), "kwargs": dict(target.kwargs)}
     check_payload(caller.tenant, [edited["args"], edited["kwargs"]])
     return edited

@@ -454,7 +454,7 @@ def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Ca
     """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
     DurableTasksError.
     """
-    target = target_of(given, caller.tenant, pointer)
+    target = target_of(given, caller, pointer)
     options = {name: value for name, value in given.items() if name in _CALL_OPTIONS}
     if "delay" in given:
         options["run_at"] = estimated_now() + timedelta(seconds=given["delay"])

@@ -147,7 +147,7 @@ def _added(
     pointer: str,
 ) -> Step:
     target = target_of(
-        given, caller.tenant, pointer, lambda config, place: _resolved(config, steps, place)
+        given, caller, pointer, lambda config, place: _resolved(config, steps, place)
     )
     options = {name: given[name] for name in StepBody.Meta.options if name in given}
     return flow.add_call(
@@ -157,6 +157,8 @@ def _added(
         join=given.get("join", "ALL"),
         on_upstream_failure=given["on_upstream_failure"],
         step=given["step"],
+        # The client chooses who receives a callback or a message.
+        hides_secrets=given["target_type"] != TargetType.CELERY_TASK and not caller.reads_secrets,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from django_durable_tasks import PerKey, registry
 from django_durable_tasks.choices import Status
 from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.models import AuditEntry, RecurringTask, Task
@@ -210,6 +212,151 @@ def test_a_right_guess_is_answered_like_a_wrong_one(
     wrong = json.loads(json.dumps(kwargs).replace(SECRET, WRONG))
     answers = [_answer(acme, reader, kind, ask, kwargs, guess, edit) for guess in (right, wrong)]
     assert answers[0] == answers[1]
+
+
+PLACES: dict[str, Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
+    "url": lambda config, ref: {**config, "url": "https://evil.example/"},
+    "part": lambda config, ref: {**config, "body": {**ref, "path": ["token"]}},
+    "header": lambda config, ref: {**config, "headers": {"X-To": "evil"}},
+    "moved": lambda config, ref: {**config, "body": {"to": ref}},
+    "unchanged": lambda config, ref: config,
+    "removed": lambda config, ref: {**config, "body": "none", "url": "https://evil.example/"},
+}
+
+
+@pytest.mark.parametrize("kind", ["patch", "replay"])
+@drawn
+@given(
+    edit=st.sampled_from(sorted(PLACES)),
+    outer=st.sampled_from(["alone", "nested", "below a sensitive name"]),
+)
+@example(edit="url", outer="alone")
+@example(edit="part", outer="nested")
+def test_a_reference_that_is_kept_stays_with_its_recipient(
+    acme: ApiClient, reader: ApiClient, settings: Any, kind: str, edit: str, outer: str
+) -> None:
+    settings.DURABLE_TASKS = {**SETTINGS, "API_TASKS": ["*"]}
+    with transaction.atomic():
+        body: Any = {"$result": "a"}
+        if outer != "alone":
+            body = {"x": [body]} if outer == "nested" else {"token": body}
+        callback = {
+            "target_type": "HTTP_CALLBACK",
+            "target_config": {"url": "https://good.example/", "body": body},
+        }
+        first = {"step": "a", "target_config": {"task": ECHO, "args": [1]}}
+        steps = [first, {"step": "b", "after": ["a"], **callback}]
+        assert acme.post("/workflows", {"name": "flow", "steps": steps}).status_code == 201
+        a, b = Task.objects.get(step="a"), Task.objects.get(step="b")
+        path, before = f"/tasks/{b.pk}", b.kwargs
+        shown = reader.get(path).json()["target_config"]
+        sent = PLACES[edit](shown, {"$result": str(a.pk), "path": []})
+        if kind == "replay":
+            Task.objects.unguarded().filter(pk=b.pk).update(
+                status=Status.FAILED, due_at=None, completed_at=timezone.now()
+            )
+            answer = reader.post(f"{path}/replay", {"target_config": sent})
+        else:
+            answer = reader.patch(path, {"target_config": sent}, If_Match="*")
+        b.refresh_from_db()
+        if edit in ("unchanged", "removed"):
+            assert answer.status_code == 200, answer.content
+        else:
+            assert answer.status_code == 422, answer.content
+        if "$result" in json.dumps(b.kwargs):
+            assert b.kwargs == before
+        transaction.set_rollback(True)
+
+
+def _by_function(*values: Any, **named: Any) -> str:
+    return f"{len(values)}-{json.dumps(named, sort_keys=True)[-150:]}"
+
+
+# Keys that contain a secret: the template or function, and the arguments.
+KEYS_OF_CALLS: dict[str, tuple[Any, list[Any], dict[str, Any]]] = {
+    "{task}:{card}": ("{task}:{card}", [], {"card": SECRET}),
+    "nested": ("{order[token]}", [], {"order": {"token": SECRET}}),
+    "whole": ("{0}", [{"x": [{"api_key": SECRET}]}], {}),
+    "text": ("{0}", [f"password={SECRET}"], {}),
+    "function": (_by_function, [], {"cvv": SECRET}),
+}
+
+
+@pytest.mark.parametrize("path", ["/tasks", "/tasks/bulk", "/workflows", "/recurring-tasks"])
+@drawn
+@given(form=st.sampled_from(sorted(KEYS_OF_CALLS)), of=st.sampled_from(["unique", "limit"]))
+@example(form="{task}:{card}", of="unique")
+@example(form="nested", of="limit")
+def test_no_answer_depends_on_a_key_that_contains_a_secret(
+    acme: ApiClient, reader: ApiClient, path: str, form: str, of: str
+) -> None:
+    template, args, kwargs = KEYS_OF_CALLS[form]
+    with pytest.MonkeyPatch.context() as patch, transaction.atomic():
+        if of == "unique" or callable(template):
+            _with_options(patch, unique=template)
+        else:
+            _with_options(patch, max_concurrency=PerKey(1, template))
+        config = {"task": ECHO, "args": args, "kwargs": kwargs}
+        assert acme.post("/tasks", {"target_config": config, "run_at": LATER}).status_code == 201
+        answers = []
+        for text in (SECRET, WRONG):
+            guess = json.loads(json.dumps(config).replace(SECRET, text))
+            answer = reader.post(path, _body_of(path, guess))
+            answers.append(
+                (answer.status_code, _OWN.sub("", json.dumps(_comparable(answer.json()))))
+            )
+        assert answers[0] == answers[1]
+        assert answers[0][0] == 422 or "secret_key" in answers[0][1]
+        # A key of arguments without secrets is compared as before.
+        public = {"task": ECHO, "args": ["x"], "kwargs": {"order": {}, "x": 1}}
+        _with_options(patch, unique="{task}:{0}", max_concurrency=PerKey(1, "{0}"))
+        body = {"target_config": public, "run_at": LATER}
+        assert [reader.post("/tasks", body).status_code for _ in range(2)] == [201, 200]
+        transaction.set_rollback(True)
+
+
+@drawn
+@given(
+    text=st.sampled_from([SECRET, WRONG]), path=st.sampled_from(["edit", "recurring", "overlap"])
+)
+@example(text=SECRET, path="edit")
+def test_an_edit_cannot_set_a_key_that_contains_a_secret(
+    acme: ApiClient, reader: ApiClient, text: str, path: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, transaction.atomic():
+        if path != "overlap":
+            _with_options(patch, max_concurrency=PerKey(1, "{card}"))
+        config = {"task": ECHO, "kwargs": {"card": SECRET}}
+        if path == "edit":
+            answer = acme.post("/tasks", {"target_config": config, "run_at": LATER})
+            changed = f"/tasks/{answer.json()['task_id']}"
+        else:
+            body = {"target_config": config, "name": "pay", "cron": "0 4 * * *"}
+            key = acme.post("/recurring-tasks", body).json()["recurring_task_id"]
+            RecurringTask.objects.unguarded().update(overlap_key="{card}")
+            changed = f"/recurring-tasks/{key}"
+        shown = reader.get(changed).json()["target_config"]
+        guess = {"target_config": {"task": ECHO, "kwargs": {"card": text}}}
+        assert reader.patch(changed, guess, If_Match="*").status_code == 422
+        same = reader.patch(changed, {"target_config": shown}, If_Match="*")
+        assert same.status_code == 200, same.content
+        transaction.set_rollback(True)
+
+
+def _with_options(patch: pytest.MonkeyPatch, **options: Any) -> None:
+    """Give the task of these tests other options."""
+    echo = registry.get(ECHO)
+    changed = replace(echo, options=replace(echo.options, **options))
+    patch.setattr(registry, "_tasks", {**registry._tasks, ECHO: changed})
+
+
+def _body_of(path: str, config: dict[str, Any]) -> dict[str, Any]:
+    if path == "/workflows":
+        return {"name": "flow", "steps": [{"step": "a", "target_config": config}]}
+    if path == "/recurring-tasks":
+        return {"name": "guess", "cron": "0 4 * * *", "target_config": config}
+    body = {"target_config": config, "run_at": LATER}
+    return {"items": [body]} if path == "/tasks/bulk" else body
 
 
 def test_positional_secrets_of_a_recurring_task_are_masked(

@@ -10,13 +10,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import override_settings
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
 
 from django_durable_tasks import registry
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import backpressure
-from django_durable_tasks.models import Limit, LimitBucket, Task
+from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, LimitBucket, Task, Tenant
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states import claims, dependencies, endings
 from django_durable_tasks.store.clock import database_now
@@ -199,6 +202,47 @@ def test_a_limit_per_key_counts_each_key_separately(limited_tasks: None) -> None
     )
     assert release_waiting() == 1
     assert len(claim()) == 1
+
+
+@settings(
+    max_examples=6,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    customer=st.sampled_from(["x", "acme", "é" * 90, "k" * 198, "https://a.example"]),
+    calls=st.lists(st.integers(0, 2), min_size=3, max_size=8),
+    rated=st.booleans(),
+)
+@example(customer="x", calls=[1, 2, 1, 2], rated=False)
+def test_a_limit_per_key_counts_each_tenant_separately(
+    limited_tasks: None, customer: str, calls: list[int], rated: bool
+) -> None:
+    with transaction.atomic():
+        tenants = [Tenant.objects.get(pk=DEFAULT_TENANT_ID), a_tenant(), a_tenant()]
+        function = limited.slowly_for_each if rated else limited.one_for_each
+        for place in calls:
+            function.using(queue=QUEUE, tenant=tenants[place]).delay(customer)
+        claim()
+        started = Task.objects.queued().values_list("tenant_id", "limit_key")
+        expected = {tenants[place].pk for place in calls}
+        assert sorted(tenant for tenant, _ in started) == sorted(expected)
+        # Operators name the keys of the default tenant without its id.
+        keys = dict(started)
+        assert keys.get(1, customer) == customer
+        for tenant in expected - {1}:
+            assert keys[tenant].startswith(f"{tenant}:{customer[:100]}")
+        transaction.set_rollback(True)
+
+
+def test_a_limit_of_an_operator_applies_to_the_key_of_one_tenant(limited_tasks: None) -> None:
+    acme, globex = a_tenant(), a_tenant()
+    limit(f"key:{acme.pk}:x", 0)
+    for tenant in (None, acme, globex):
+        limited.one_for_each.using(queue=QUEUE, tenant=tenant).delay("x")
+    claim()
+    assert set(Task.objects.queued().values_list("tenant_id", flat=True)) == {1, globex.pk}
 
 
 def test_bulk_calls_compute_the_key_of_each_task(limited_tasks: None) -> None:

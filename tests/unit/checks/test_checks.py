@@ -18,6 +18,9 @@ from celery import Celery, current_app
 from django.contrib.auth.models import Group
 from django.core import checks as django_checks
 from django.db import connections
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from kombu import Queue
 
 from django_durable_tasks import checks, registry
@@ -216,6 +219,37 @@ def test_a_lease_shorter_than_two_heartbeats_is_an_error(only_task: Callable[...
     assert _ids(check_tasks) == ["E006"]
     only_task(lease=30.0)
     assert _ids(check_tasks) == []
+
+
+@given(
+    name=st.sampled_from(["token", "password", "customer_api_key", "customer", "order"]),
+    template=st.sampled_from(
+        ["{%s}", "{task}:{%s}", "{order[%s]}", "{order[x][%s]:.20}", "{0}{%s!r}"]
+    ),
+    of=st.sampled_from(["unique", "max_concurrency", "rate_limit"]),
+)
+@example(name="token", template="{task}:{%s}", of="unique")
+@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_key_that_contains_a_secret_argument_is_a_warning(
+    only_task: Callable[..., None], name: str, template: str, of: str
+) -> None:
+    key: Any = template % name
+    numbers: dict[str, Any] = {"max_concurrency": 1, "rate_limit": "1/s"}
+    only_task(**{of: key if of == "unique" else PerKey(numbers[of], key)})
+    is_secret = name not in ("customer", "order")
+    assert _ids(check_tasks) == (["W023"] if is_secret else [])
+
+
+def test_a_positional_argument_of_a_key_is_named_by_its_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pay(customer: str, *tokens: str) -> None: ...
+
+    for template, number in (("{0}", 0), ("{1}", 1), ("{2}", 1), ("{}-{}", 1)):
+        options = TaskOptions(name="shop.tasks.pay", unique=template)
+        known = Registered(options, inspect.signature(pay), pay)
+        monkeypatch.setattr(registry, "_tasks", {"shop.tasks.pay": known})
+        assert _ids(check_tasks) == ["W023"] * number
 
 
 @pytest.mark.parametrize(
