@@ -144,7 +144,10 @@ class Newcomer:
 
     def schedule(self, call: str) -> str:
         """Schedule a task by code such as ``add.schedule(1, 2)``; return its id."""
-        output = self.shell(f"from accounts.tasks import *; print('id', ({call}).pk)")
+        output = self.shell(
+            "from datetime import timedelta; from django.utils import timezone;"
+            f" from accounts.tasks import *; print('id', ({call}).pk)"
+        )
         found = re.search(r"^id (\S+)$", output, re.MULTILINE)
         assert found is not None, output
         return found[1]
