@@ -259,7 +259,7 @@ def _run_and_reload(lines: Lines, requests: StopRequests, web: Sequence[Child]) 
         code = Child(
             "dev",
             autoreload.get_child_arguments(),
-            **{autoreload.DJANGO_AUTORELOAD_ENV: "true"},
+            environment={autoreload.DJANGO_AUTORELOAD_ENV: "true"},
         )
         try:
             while code.code is None and not requests.wait(_POLL):
@@ -373,7 +373,9 @@ class _Processes:
             "scheduler", manage("run_scheduler", "--node-id", f"{name}-scheduler"), on_line=loud
         )
         warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _WARNINGS]))
-        self.worker = Child("worker", worker, on_line=loud, PYTHONWARNINGS=warnings)
+        self.worker = Child(
+            "worker", worker, on_line=loud, environment={"PYTHONWARNINGS": warnings}
+        )
         self.all = (self.scheduler, self.worker)
 
     def _write(self, name: str, line: str) -> None:

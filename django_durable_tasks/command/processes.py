@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -57,7 +57,7 @@ class Child:
         arguments: Sequence[str],
         *,
         on_line: Callable[[str, str], None] | None = None,
-        **environment: str,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._closed = name, False
         read_end, self._pipe = os.pipe()
@@ -65,7 +65,7 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 arguments,
-                env={**_environment(), **environment, PARENT_PIPE: str(read_end)},
+                env={**_environment(), **(environment or {}), PARENT_PIPE: str(read_end)},
                 pass_fds=[read_end],
                 **captured,
             )

@@ -20,7 +20,8 @@ from tests.waiting import until
 def _started(cluster: Cluster) -> tuple[Program, Node]:
     scheduler = cluster.scheduler("--with-worker", "-c", "1").ready()
     workers = Node.objects.alive().filter(kind=NodeKind.WORKER)
-    return scheduler, until(workers.first, within=STARTING, message=scheduler.output())
+    until(workers.exists, within=STARTING, message=scheduler.output())
+    return scheduler, workers.get()
 
 
 @pytest.mark.smoke
