@@ -121,8 +121,9 @@ class Child:
 def _environment() -> dict[str, str]:
     """Return the environment of children: modules are found where this process finds them."""
     own = {name: text for name, text in os.environ.items() if name != DJANGO_AUTORELOAD_ENV}
-    script = Path(sys.argv[0])
-    if script.suffix == ".py" and script.exists():
+    script, is_module = Path(sys.argv[0]), getattr(sys.modules["__main__"], "__spec__", None)
+    # With `python -m django` the script is in Django's own folder, whose `http` is not Python's.
+    if is_module is None and script.suffix == ".py" and script.exists():
         known = own.get("PYTHONPATH", "")
         own["PYTHONPATH"] = os.pathsep.join(
             [str(script.resolve().parent), *([known] if known else [])]

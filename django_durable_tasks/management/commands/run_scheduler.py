@@ -196,7 +196,8 @@ class Command(BaseCommand):
         problem = inspect.load_tasks()
         if problem is not None:
             raise CommandError(f"The modules of tasks cannot be imported: {problem}")
-        name = ("-n", f"worker-of-{options['node_id']}@%h") if options["node_id"] else ()
+        node = options["node_id"].replace("@", "-")
+        name = ("-n", f"worker-of-{node}@%h") if node else ()
         concurrency = ("-c", str(options["concurrency"])) if options["concurrency"] else ()
         worker = _Worker(celery_worker(*name, *concurrency), scheduler.stop)
         # Celery finishes the running tasks after SIGTERM, and interrupts them after SIGQUIT.
