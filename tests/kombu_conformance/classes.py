@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import kombu
 import pytest
 from django.db import connections
-from t.integration.common import (
+from t.integration.common import (  # type: ignore[import-not-found]
     BaseExchangeTypes,
     BaseFailover,
     BaseMessage,
@@ -29,11 +29,26 @@ UNREACHABLE = "durable-database://missing" if BROKER == "database" else "redis:/
 # The brokers of which a higher number is a lower priority.
 ORDER = "desc" if URL.startswith("redis") else "asc"
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+@pytest.fixture(scope="session")
+def unreachable_database(django_db_setup: None) -> None:
+    """Add a database on a port on which nothing listens, after the test databases were created.
+
+    A mirror is not emptied after a test.
+    """
+    connections.settings["unreachable"] = connections.settings["default"] | {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": "127.0.0.1",
+        "PORT": 1,
+        "OPTIONS": {"connect_timeout": 1},
+        "TEST": {**connections.settings["default"]["TEST"], "MIRROR": "default"},
+    }
 
 
 @pytest.fixture(autouse=True)
-def empty_broker(transactional_db: None) -> Iterator[None]:
+def empty_broker(unreachable_database: None, transactional_db: None) -> Iterator[None]:
     """Begin and end without messages."""
     yield
     if BROKER == "database":
@@ -58,17 +73,9 @@ def invalid_connection() -> kombu.Connection:
 def failover_connection(empty_broker: None) -> Iterator[kombu.Connection]:
     """Return a connection whose first address cannot be reached."""
     first = "durable-database://unreachable" if BROKER == "database" else UNREACHABLE
-    # Not in DATABASES, where Django would create a test database in it. Nothing listens on port 1.
-    connections.settings["unreachable"] = connections.settings["default"] | {
-        "ENGINE": "django.db.backends.postgresql",
-        "HOST": "127.0.0.1",
-        "PORT": 1,
-        "OPTIONS": {"connect_timeout": 1},
-    }
     opened = kombu.Connection(f"{first};{URL}", connect_timeout=10)
     yield opened
     opened.release()
-    del connections["unreachable"], connections.settings["unreachable"]
 
 
 class TestBasicFunctionality(BasicFunctionality):

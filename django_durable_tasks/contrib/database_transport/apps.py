@@ -15,9 +15,7 @@ class DatabaseTransportConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the transport and the system checks."""
+        """Register the transport."""
         from kombu.transport import TRANSPORT_ALIASES
-
-        from django_durable_tasks.contrib.database_transport import checks  # noqa: F401
 
         TRANSPORT_ALIASES["durable-database"] = f"{self.name}.transport:Transport"

@@ -28,7 +28,7 @@ from django_durable_tasks.contrib.database_transport.models import (
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.dialects import POSTGRESQL
-from django_durable_tasks.store.statements import text
+from django_durable_tasks.store.statements import required_text
 
 TYPES = frozenset({"direct", "topic", "fanout", "headers"})
 _DEFAULT_TYPE = "direct"
@@ -259,7 +259,7 @@ class Declarations:
         if direct and connection.vendor == POSTGRESQL:
             with connection.cursor() as cursor:
                 cursor.execute(
-                    text("transport_publish", POSTGRESQL),
+                    required_text("transport_publish", POSTGRESQL),
                     {
                         "rank": stored.rank,
                         "body": stored.body,

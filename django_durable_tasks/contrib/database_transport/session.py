@@ -34,7 +34,7 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.connections import WORK, open_dedicated
 from django_durable_tasks.store.dialects import POSTGRESQL
-from django_durable_tasks.store.statements import text
+from django_durable_tasks.store.statements import required_text
 
 logger = logging.getLogger("django_durable_tasks.transport")
 
@@ -209,14 +209,12 @@ class Session:
         while not self._closed:
             self._attention.wait(max(0.0, next_round - time.monotonic()))
             self._attention.clear()
-            if self._closed:
-                return
             try:
                 if self._acknowledged:
                     threading.Event().wait(_ACKNOWLEDGE_WITHIN)
                     with self.connected():
                         self.flush()
-                if time.monotonic() >= next_round:
+                if time.monotonic() >= next_round and not self._closed:
                     with self.connected():
                         self._round()
                     next_round = time.monotonic() + interval * random.uniform(0.9, 1.0)
@@ -366,7 +364,7 @@ class Session:
     ) -> list[Claimed]:
         with connection.cursor() as cursor:
             cursor.execute(
-                text("transport_claim", POSTGRESQL),
+                required_text("transport_claim", POSTGRESQL),
                 {
                     "acknowledged": acknowledged,
                     "consumer": self.consumer,

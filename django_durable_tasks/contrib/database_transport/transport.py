@@ -160,6 +160,7 @@ class Channel(virtual.Channel):
     body_encoding = None
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
+        self.closed: bool
         super().__init__(connection, **kwargs)
         self._process_id = os.getpid()
         self.session: Session = connection.session

@@ -121,7 +121,7 @@ class Listener(threading.Thread):
         self.listening = False
         settings = conf.settings()
         own = alias == settings.DATABASE
-        self._listen_alias = (own and settings.LISTEN_DATABASE) or alias
+        self._listen_alias = (settings.LISTEN_DATABASE if own else None) or alias
         self.connection: Any = None
         self._warned = False
 

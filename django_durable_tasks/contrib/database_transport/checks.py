@@ -1,3 +1,0 @@
-"""The system checks of the broker in the database."""
-
-from __future__ import annotations
