@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from amqp.exceptions import ChannelError, CommandInvalid, NotFound, PreconditionFailed
 from django.db import connections, models, transaction
 from django.db.models import Q
-from kombu.exceptions import ChannelError
 
 from django_durable_tasks.contrib.database_transport.models import (
     LONGEST_NAME,
@@ -52,7 +52,7 @@ def checked_name(kind: str, name: str) -> str:
 
 def not_found(kind: str, name: str) -> ChannelError:
     """Return the error of AMQP for a queue or an exchange that does not exist."""
-    return ChannelError(
+    return NotFound(
         f"NOT_FOUND - no {kind} {name!r}", (50, 10), f"Channel.{kind}_declare", _NOT_FOUND
     )
 
@@ -74,7 +74,7 @@ class Declarations:
         """Declare an exchange; raise ChannelError 406 if it exists with another type."""
         checked_name("exchange", name)
         if kind not in TYPES:
-            raise ChannelError(
+            raise CommandInvalid(
                 f"COMMAND_INVALID - unknown exchange type {kind!r}",
                 (40, 10),
                 "Channel.exchange_declare",
@@ -84,7 +84,7 @@ class Declarations:
             name=name, defaults={"type": kind}
         )
         if row.type != kind:
-            raise ChannelError(
+            raise PreconditionFailed(
                 f"PRECONDITION_FAILED - exchange {name!r} is of type {row.type!r}, not {kind!r}",
                 (40, 10),
                 "Channel.exchange_declare",

@@ -32,9 +32,9 @@ def _put(broker: kombu.Connection, queue: str, body: object, **options: object) 
 
 
 def test_a_message_commits_with_the_transaction_of_the_caller(broker: kombu.Connection) -> None:
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
+    with transaction.atomic():
         _put(broker, "orders", 1)
-        raise ZeroDivisionError
+        transaction.set_rollback(True)
     assert not Message.objects.exists()
     with transaction.atomic():
         _put(broker, "orders", 2)
