@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amqp.exceptions import ChannelError, CommandInvalid, NotFound, PreconditionFailed
+from amqp.exceptions import InvalidCommand, NotFound, PreconditionFailed
 from django.db import connections, models, transaction
 from django.db.models import Q
 
@@ -50,7 +50,7 @@ def checked_name(kind: str, name: str) -> str:
     return name
 
 
-def not_found(kind: str, name: str) -> ChannelError:
+def not_found(kind: str, name: str) -> NotFound:
     """Return the error of AMQP for a queue or an exchange that does not exist."""
     return NotFound(
         f"NOT_FOUND - no {kind} {name!r}", (50, 10), f"Channel.{kind}_declare", _NOT_FOUND
@@ -74,7 +74,7 @@ class Declarations:
         """Declare an exchange; raise ChannelError 406 if it exists with another type."""
         checked_name("exchange", name)
         if kind not in TYPES:
-            raise CommandInvalid(
+            raise InvalidCommand(
                 f"COMMAND_INVALID - unknown exchange type {kind!r}",
                 (40, 10),
                 "Channel.exchange_declare",

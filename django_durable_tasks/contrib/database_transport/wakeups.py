@@ -142,7 +142,9 @@ class Listener(threading.Thread):
                     if connection is not None:
                         connection.close()
             deadline = time.monotonic() + pause
-            while not self.stopped and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
+                if self.stopped:
+                    return
                 threading.Event().wait(_WAIT)
 
     def _warn(self) -> None:
