@@ -142,10 +142,11 @@ class Listener(threading.Thread):
                     if connection is not None:
                         connection.close()
             deadline = time.monotonic() + pause
-            while time.monotonic() < deadline:
-                if self.stopped:
-                    return
+            while time.monotonic() < deadline and not self._has_no_consumer():
                 threading.Event().wait(_WAIT)
+
+    def _has_no_consumer(self) -> bool:
+        return self.stopped  # another thread sets it
 
     def _warn(self) -> None:
         if not self._warned:
