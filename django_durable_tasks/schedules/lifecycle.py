@@ -596,6 +596,7 @@ def override(
                 )
         created = Override(when, action, target, actor.reason[:200], actor.by[:200])
         schedule.overrides = stored_overrides([*others, created])
+        _check_runs_of_day(schedule, created)
         entry.detail(override=[action, when, target])
         _replan(row, schedule, now)
     return created
@@ -721,3 +722,25 @@ def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
                 f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
                 " timetable that fires less often."
             )
+
+
+def _check_runs_of_day(schedule: RecurringTask, added: Override) -> None:
+    """Raise InvalidSchedule if an override brings a run to a day (UTC) that then has more runs than
+    the quota of the tenant allows.
+
+    A run that is moved within its day adds none.
+    """
+    at = added.fire_time if added.action == Action.ADD else added.move_to
+    if at is None or (added.action == Action.MOVE and at.date() == added.fire_time.date()):
+        return
+    most = None if ports.quotas is None else ports.quotas.runs_per_day(schedule.tenant)
+    if most is None:
+        return
+    midnight = at.replace(hour=0, minute=0, second=0, microsecond=0)
+    runs = walk(agenda_of(schedule), midnight - TICK, midnight + _DAY - TICK)
+    if sum(1 for _run in islice(runs, most + 1)) > most:
+        raise InvalidSchedule(
+            f"runs_per_day: the tenant may run a recurring task {most:,} times in a day, and"
+            f" {at.date()} would have more. Choose another day, or remove an override first.",
+            option="move_to" if added.action == Action.MOVE else "fire_time",
+        )

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from calendar import isleap, monthrange
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import groupby, product
+from math import gcd
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.schedules.timetables.types import Count, TimetableContext
 from django_durable_tasks.schedules.timetables.wall_times import (
+    EMPTY_YEARS,
     BoundedWallTimes,
     DailyWallTimes,
     WallTimes,
     WallTimetable,
     spaced,
 )
-from django_durable_tasks.schedules.timetables.zones import DAY, reading, zone
+from django_durable_tasks.schedules.timetables.zones import DAY, LAST_YEAR, reading, zone
 
 # Parser of recurrences in RFC 5545: RRULE, RDATE, EXRULE, EXDATE and DTSTART, one per line.
 #
@@ -291,21 +293,38 @@ _UNITS = {"HOURLY": 3600, "MINUTELY": 60, "SECONDLY": 1}
 
 def rule_wall_times(rule: Rule) -> BoundedWallTimes:
     """Return the wall times of one rule, from its start to its end."""
-    unbounded = BoundedWallTimes(_unbounded(replace(rule, count=None, until=None)), rule.start)
+    inner = _unbounded(replace(rule, count=None, until=None))
+    unbounded = BoundedWallTimes(inner, rule.start)
     if rule.until is not None:
         return replace(unbounded, end=rule.until + 1)
     if rule.count is None:
         return unbounded
-    last: int | None = rule.start - 1
-    for _ in range(rule.count):
-        last = None if last is None else unbounded.first(last + 1)
+    last = _nth(inner, rule.start, rule.count)
     return unbounded if last is None else replace(unbounded, end=last + 1)
+
+
+def _nth(wall_times: DailyWallTimes, start: int, number: int) -> int | None:
+    """Return the wall time with this number from the start, or None if it is more than 400 years
+    after it. Whole days are counted at once.
+    """
+    day, second = divmod(start, DAY)
+    year = date.fromordinal(day).year
+    for each in range(year, min(year + EMPTY_YEARS, LAST_YEAR) + 1):
+        for candidate in wall_times.days(each):
+            if candidate < day:
+                continue
+            times = wall_times.times(candidate)
+            skipped = bisect_left(times, second) if candidate == day else 0
+            if number <= len(times) - skipped:
+                return candidate * DAY + times[skipped + number - 1]
+            number -= len(times) - skipped
+    return None
 
 
 def _unbounded(rule: Rule) -> DailyWallTimes:
     if rule.positions:
         return DailyWallTimes(
-            lambda year: tuple(_selected(rule, year)),
+            lambda year: sorted(_selected(rule, year)),
             lambda day: _selected(rule, date.fromordinal(day).year).get(day, ()),
             uniform=False,
         )
@@ -313,12 +332,49 @@ def _unbounded(rule: Rule) -> DailyWallTimes:
         times = _times_of_day(rule)
         return DailyWallTimes(partial(_days, rule), lambda day: times)
     unit = _UNITS[rule.frequency]
-    same = (DAY // unit) % rule.interval == 0
-    if same and not _phased(rule, _phase(rule, 0, unit)):
-        return DailyWallTimes(lambda year: (), lambda day: ())  # the steps never match the hours
     return DailyWallTimes(
-        partial(_days, rule), lambda day: _phased(rule, _phase(rule, day, unit)), uniform=same
+        partial(_days_with_steps, rule),
+        lambda day: _phased(rule, _phase(rule, day, unit)),
+        uniform=(DAY // unit) % rule.interval == 0,
     )
+
+
+@lru_cache(maxsize=1024)
+def _days_with_steps(rule: Rule, year: int) -> tuple[int, ...]:
+    """Return the days of a year that have a step of the interval at the times of the rule.
+
+    Otherwise a rule whose steps rarely meet its hours would compute the times of every day of 400
+    years.
+    """
+    unit = _UNITS[rule.frequency]
+    phases, start, of_day, interval = (
+        _phases(rule, unit),
+        rule.start // unit,
+        DAY // unit,
+        rule.interval,
+    )
+    if not phases:
+        return ()
+    return tuple(day for day in _days(rule, year) if (start - day * of_day) % interval in phases)
+
+
+@lru_cache(maxsize=64)
+def _phases(rule: Rule, unit: int) -> frozenset[int]:
+    """Return the phases of days with at least one step at the times of the rule; none if no day can
+    have such a phase.
+    """
+    hours, minutes, seconds = (
+        rule.hours or range(24),
+        rule.minutes or range(60),
+        rule.seconds or range(60),
+    )
+    parts = (hours, minutes if unit <= 60 else (0,), seconds if unit == 1 else (0,))
+    steps = (
+        (hour * 3600 + minute * 60 + second) // unit for hour, minute, second in product(*parts)
+    )
+    divisor = gcd(rule.interval, DAY // unit)
+    offset = rule.start // unit % divisor
+    return frozenset(step % rule.interval for step in steps if step % divisor == offset)
 
 
 def _times_of_day(rule: Rule) -> Sequence[int]:
@@ -340,35 +396,68 @@ def _phased(rule: Rule, phase: int) -> Sequence[int]:
         rule.minutes or range(60),
         rule.seconds or range(60),
     )
-    inside = {
-        3600: [minute * 60 + second for minute in minutes for second in seconds],
-        60: sorted(seconds),
-        1: [0],
-    }
+    inside: Sequence[int] = [0]
+    if unit == 60:
+        inside = sorted(seconds)
+    elif unit == 3600:
+        inside = [minute * 60 + second for minute in minutes for second in seconds]
     steps = range(phase * unit, DAY, rule.interval * unit)
-    times = sorted(step + rest for step in steps if step // 3600 in hours for rest in inside[unit])
+    times = sorted(step + rest for step in steps if step // 3600 in hours for rest in inside)
     return spaced([time for time in times if time // 60 % 60 in minutes and time % 60 in seconds])
 
 
 @lru_cache(maxsize=1024)
 def _days(rule: Rule, year: int) -> tuple[int, ...]:
     """Return the days of a year on which the rule's steps can fall, as ordinals."""
-    start = date.fromordinal(rule.start // DAY)
+    start, new_year = date.fromordinal(rule.start // DAY), date(year, 1, 1).toordinal()
     if rule.frequency == "YEARLY" and (year - start.year) % rule.interval:
         return ()
-    months = [month for month in range(1, 13) if not rule.months or month in rule.months]
+    months = rule.months or frozenset(range(1, 13))
     if rule.frequency == "MONTHLY":
-        months = [
-            month
-            for month in months
-            if not ((year - start.year) * 12 + month - start.month) % rule.interval
-        ]
-    year_length = 365 + isleap(year)
+        behind = (year - start.year) * 12 - start.month
+        months = frozenset(month for month in months if not (behind + month) % rule.interval)
+    if not months:
+        return ()
+    # The year matters only for the selection of whole periods by the interval.
+    pattern = _pattern(
+        replace(rule, start=0, interval=1, count=None, until=None), months, _year_like(rule, year)
+    )
+    if rule.interval == 1 or rule.frequency not in {"WEEKLY", "DAILY"}:
+        return tuple(new_year + place for place in pattern)
+    return tuple(new_year + place for place in pattern if _in_step(rule, new_year + place))
+
+
+def _year_like(rule: Rule, year: int) -> int:
+    """Return a year with the same calendar as far as the rule depends on it.
+
+    A year's weekdays and the lengths of it and of its neighbours have at most 28 combinations. So
+    a rule without a match examines the days of 28 years instead of 400.
+    """
+    if not (rule.weekdays or rule.nth or rule.weeks):
+        return 2000 if isleap(year) else 2001
+    return _same_calendar(
+        date(year, 1, 1).weekday(), (isleap(year - 1), isleap(year), isleap(year + 1))
+    )
+
+
+@cache
+def _same_calendar(weekday: int, leaps: tuple[bool, bool, bool]) -> int:
+    return next(
+        year
+        for year in range(2000, 2400)
+        if date(year, 1, 1).weekday() == weekday
+        and (isleap(year - 1), isleap(year), isleap(year + 1)) == leaps
+    )
+
+
+@lru_cache(maxsize=2048)
+def _pattern(rule: Rule, months: frozenset[int], year: int) -> tuple[int, ...]:
+    """Return the days of a year that the BY parts select, counted from 0, whatever the interval."""
+    year_length, new_year = 365 + isleap(year), date(year, 1, 1).toordinal()
     return tuple(
-        day
-        for month in months
+        day - new_year
+        for month in sorted(months)
         for day in _days_of_month(rule, year, month, year_length)
-        if _in_step(rule, day)
     )
 
 
@@ -423,24 +512,52 @@ def _week(rule: Rule, day: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
-    """Return the days of a year with the times that BYSETPOS selects from each period."""
-    times, picked = _times_of_day(rule), dict[int, list[int]]()
-    days = [day for number in (year - 1, year, year + 1) for day in _days(rule, number)]
-    for _, period in groupby(days, key=partial(_period, rule)):
-        members = list(product(period, times))
-        wanted = {place - 1 if place > 0 else len(members) + place for place in rule.positions}
-        for place in sorted(wanted.intersection(range(len(members)))):
-            picked.setdefault(members[place][0], []).append(members[place][1])
+    """Return the days of a year with the times that BYSETPOS selects from each period.
+
+    A position is computed from the numbers of days and times. The set of a period is never
+    expanded: a year can have 31 million members.
+    """
+    parts = sorted(rule.hours), sorted(rule.minutes), sorted(rule.seconds)
+    days: Sequence[int] = _days(rule, year)
+    if rule.frequency == "WEEKLY":  # its first and last period reach into the neighbouring years
+        days = (*_days(rule, year - 1)[-6:], *days, *_days(rule, year + 1)[:6])
+    periods = [list(period) for _, period in groupby(days, key=_period(rule, year))]
+    places = {size: _places(rule.positions, size, parts) for size in set(map(len, periods))}
+    first, last = date(year, 1, 1).toordinal(), date(year, 12, 31).toordinal()
     return {
-        day: tuple(found) for day, found in picked.items() if date.fromordinal(day).year == year
+        period[index]: times
+        for period in periods
+        for index, times in places[len(period)].items()
+        if first <= period[index] <= last
     }
 
 
-def _period(rule: Rule, day: int) -> object:
-    moment = date.fromordinal(day)
+def _places(
+    positions: frozenset[int], days: int, parts: tuple[list[int], list[int], list[int]]
+) -> dict[int, tuple[int, ...]]:
+    """Return the selected times of a period with this number of days, by the index of the day."""
+    hours, minutes, seconds = parts
+    size = len(hours) * len(minutes) * len(seconds)
+    picked = dict[int, list[int]]()
+    wanted = {place - 1 if place > 0 else days * size + place for place in positions}
+    for place in sorted(place for place in wanted if 0 <= place < days * size):
+        index, time = divmod(place, size)
+        rest, second = divmod(time, len(seconds))
+        hour, minute = divmod(rest, len(minutes))
+        picked.setdefault(index, []).append(
+            hours[hour] * 3600 + minutes[minute] * 60 + seconds[second]
+        )
+    return {index: tuple(times) for index, times in picked.items()}
+
+
+def _period(rule: Rule, year: int) -> Callable[[int], int]:
+    """Return the function that numbers the periods of a rule, for the days of a year."""
     if rule.frequency == "WEEKLY":
-        return _week(rule, day)
-    return {"YEARLY": moment.year, "MONTHLY": (moment.year, moment.month)}.get(rule.frequency, day)
+        return partial(_week, rule)
+    if rule.frequency == "MONTHLY":
+        starts = [date(year, month, 1).toordinal() for month in range(1, 13)]
+        return partial(bisect_right, starts)
+    return (lambda day: year) if rule.frequency == "YEARLY" else (lambda day: day)
 
 
 # Recurrences (RFC 5545): rules and single dates minus exceptions, as wall times of the schedule's
@@ -452,6 +569,12 @@ def _period(rule: Rule, day: int) -> object:
 
 
 _MOST = 10_000
+
+
+def _steps(sources: int) -> int:
+    """Return how many consecutive exceptions are passed: 10,000 look-ups in all
+    sources, and at least all single dates."""
+    return max(_MOST // sources, MOST_DATES + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,10 +606,10 @@ class Combined:
     excluded: tuple[WallTimes, ...]
 
     def first(self, start: int) -> int | None:
-        """Return the first wall time at or after. Raises InvalidSchedule after ten thousand
+        """Return the first wall time at or after; raises InvalidSchedule after too many
         exceptions.
         """
-        for _ in range(_MOST):
+        for _ in range(_steps(len(self.included) + len(self.excluded))):
             seconds = [
                 found_second
                 for source in self.included
@@ -495,13 +618,11 @@ class Combined:
             if not seconds or not self._is_excluded(min(seconds)):
                 return min(seconds, default=None)
             start = min(seconds) + 1
-        raise _too_many()
+        raise _too_many(_steps(len(self.included) + len(self.excluded)))
 
     def last(self, end: int) -> int | None:
-        """Return the last wall time before. Raises InvalidSchedule after ten thousand
-        exceptions.
-        """
-        for _ in range(_MOST):
+        """Return the last wall time before; raises InvalidSchedule after too many exceptions."""
+        for _ in range(_steps(len(self.included) + len(self.excluded))):
             seconds = [
                 found_second
                 for source in self.included
@@ -510,7 +631,7 @@ class Combined:
             if not seconds or not self._is_excluded(max(seconds)):
                 return max(seconds, default=None)
             end = max(seconds)
-        raise _too_many()
+        raise _too_many(_steps(len(self.included) + len(self.excluded)))
 
     def count(self, start: int, end: int) -> Count:
         """Return the number of wall times in [start, end). They are iterated, so above ten thousand
@@ -528,9 +649,9 @@ class Combined:
         return any(source.first(found_second) == found_second for source in self.excluded)
 
 
-def _too_many() -> InvalidSchedule:
+def _too_many(steps: int) -> InvalidSchedule:
     return InvalidSchedule(
-        f"rrule: {_MOST} consecutive times are excluded; write the rule without EXRULE, or"
+        f"rrule: {steps} consecutive times are excluded; write the rule without EXRULE, or"
         f" exclude fewer."
     )
 

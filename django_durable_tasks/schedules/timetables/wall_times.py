@@ -181,7 +181,16 @@ class WallTimetable:
 
     def next(self, after: datetime) -> Fire | None:
         """Return the first fire strictly after; None if no wall time is left."""
-        start = _second(after) + 1
+        found: Fire | int | None = _second(after) + 1
+        while isinstance(found, int):
+            found = self._next(found)
+        return found
+
+    def _next(self, start: int) -> Fire | int | None:
+        """Return the first fire, or from which instant on to search it.
+
+        The years up to a distant wall time are skipped. Each of them would search it again.
+        """
         for stretch in upwards(self.zone, start):
             low = max(start, stretch.start)
             if low == stretch.start and self._jumped(stretch):
@@ -190,13 +199,21 @@ class WallTimetable:
             wall_second = self.wall_times.first(bottom)
             if wall_second is not None and wall_second < self._top(stretch):
                 return self._fire(stretch, wall_second - stretch.offset)
-            if wall_second is None and self.wall_times.first(bottom - _MOVED) is None:
-                return None
+            if (
+                wall_second is None or wall_second > self._top(stretch) + 4 * _MOVED
+            ) and self.wall_times.first(bottom - _MOVED) == wall_second:
+                return None if wall_second is None else wall_second - 2 * _MOVED
         return None
 
     def previous(self, before: datetime) -> Fire | None:
         """Return the last fire strictly before; None if there is no earlier wall time."""
-        end = _second(before - TICK) + 1
+        found: Fire | int | None = _second(before - TICK) + 1
+        while isinstance(found, int):
+            found = self._previous(found)
+        return found
+
+    def _previous(self, end: int) -> Fire | int | None:
+        """Return the last fire, or before which instant to search it."""
         for stretch in downwards(self.zone, end - 1):
             top = min(end + stretch.offset, self._top(stretch))
             wall_second = self.wall_times.last(top)
@@ -204,8 +221,10 @@ class WallTimetable:
                 return self._fire(stretch, wall_second - stretch.offset)
             if self._jumped(stretch):
                 return self._fire(stretch, stretch.start)
-            if wall_second is None and self.wall_times.last(top + _MOVED) is None:
-                return None
+            if (
+                wall_second is None or wall_second < self._bottom(stretch) - 4 * _MOVED
+            ) and self.wall_times.last(top + _MOVED) == wall_second:
+                return None if wall_second is None else wall_second + 2 * _MOVED
         return None
 
     def count(self, after: datetime, until: datetime) -> Count:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.api import quotas
-from django_durable_tasks.exceptions import TransitionRefused
+from django_durable_tasks.exceptions import InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import ledger, lifecycle, trigger
 from tests.database.api.client import ADD, ApiClient, call
@@ -125,6 +125,35 @@ def test_a_recurring_task_runs_once_a_minute_at_most_unless_the_quota_allows_mor
     assert acme.patch(f"/recurring-tasks/{key}", shorter, If_Match="*").status_code == 422
     _allow(acme, runs_per_day=86_400)
     assert acme.patch(f"/recurring-tasks/{key}", shorter, If_Match="*").status_code == 200
+
+
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    most=st.integers(1, 4),
+    seconds=st.lists(st.integers(1, 3_600), min_size=5, max_size=6, unique=True),
+)
+def test_overrides_add_no_more_runs_to_a_day_than_the_quota(
+    acme: ApiClient, most: int, seconds: list[int]
+) -> None:
+    RecurringTask.objects.unguarded().all().delete()
+    _allow(acme, runs_per_day=most)
+    # A day without a fire time of the schedule itself.
+    key = _schedule(acme, at=["2097-01-01T12:00:00Z", "2097-01-03T12:00:00Z"]).json()
+    row = RecurringTask.objects.unguarded().get(pk=key["recurring_task_id"])
+    moments = [datetime(2097, 1, 2, tzinfo=UTC) + timedelta(seconds=second) for second in seconds]
+    for moment in moments[:most]:
+        row.override(moment, "ADD")
+    for moment in moments[most:]:
+        with pytest.raises(InvalidSchedule, match="runs_per_day"):
+            row.override(moment, "ADD")
+    with pytest.raises(InvalidSchedule, match="runs_per_day"):
+        row.override(
+            datetime(2097, 1, 1, 12, tzinfo=UTC),
+            "MOVE",
+            move_to=datetime(2097, 1, 2, 12, tzinfo=UTC),
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import islice, pairwise, takewhile
+from types import FrameType
 
 import pytest
 from dateutil.rrule import rrulestr
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
@@ -15,6 +18,13 @@ from django_durable_tasks.schedules.timetables.builder import checked, timetable
 from django_durable_tasks.schedules.timetables.types import Timetable
 from tests.repetitions import repetitions
 
+_EVERY_SECOND = ";".join(
+    f"{key}={','.join(map(str, range(most)))}"
+    for key, most in (("BYHOUR", 24), ("BYMINUTE", 60), ("BYSECOND", 60))
+)
+# Calls of functions to build a timetable and to search it in both directions. The largest rules
+# without a bound needed several tens of millions.
+MOST_CALLS = 1_000_000
 START = datetime(2024, 1, 31, 9, 30, 15, tzinfo=UTC)
 HORIZON = timedelta(days=3000)
 DAILY_OR_LONGER = ["YEARLY", "MONTHLY", "WEEKLY", "DAILY"]
@@ -196,8 +206,66 @@ def test_a_rule_that_never_fires_is_refused(text: str) -> None:
     assert parts.count(START, START + HORIZON).number == 0
 
 
+def _work(rule: str) -> int:
+    """Return the number of calls in the package that build a timetable and search it both ways."""
+    calls = 0
+
+    def counted(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    rrule_timetable = partial(timetable, zone="UTC", anchor=START)
+    sys.setprofile(counted)
+    try:
+        built = rrule_timetable([{"rrule": rule}])
+        built.next(START + HORIZON)
+        built.previous(START + HORIZON)
+    except InvalidSchedule:
+        pass
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@st.composite
+def _expensive_rules(draw: st.DrawFn) -> str:
+    """Draw rules with large sets, rare matches and distant ends."""
+    frequency = draw(
+        st.sampled_from([*DAILY_OR_LONGER, *DAILY_OR_LONGER, "HOURLY", "MINUTELY", "SECONDLY"])
+    )
+    keys = {
+        "INTERVAL": st.sampled_from([2, 7, 24, 91, 168, 997, 86_401, 100_003, 999_999]).map(str),
+        "COUNT": st.sampled_from(["9999", "10000"]),
+        "BYMONTH": st.sampled_from(["2", "4", "1,2,3,4,5,6,7,8,9,10,11,12"]),
+        "BYMONTHDAY": st.sampled_from(["31", "30", "-31", "1"]),
+        "BYDAY": st.sampled_from(["MO", ",".join(_WEEKDAYS)]),
+        **{
+            key: st.sampled_from(["1", "0,7", ",".join(map(str, range(most)))])
+            for key, most in (("BYHOUR", 24), ("BYMINUTE", 60), ("BYSECOND", 60))
+        },
+    }
+    if frequency == "YEARLY":
+        keys |= {"BYYEARDAY": st.sampled_from(["1", "300", "366"]), "BYWEEKNO": st.just("53")}
+    if frequency in DAILY_OR_LONGER:
+        keys["BYSETPOS"] = st.sampled_from(["1", "366", "-366", ",".join(map(str, range(1, 300)))])
+    chosen = draw(st.sets(st.sampled_from(sorted(keys)), max_size=7))
+    return ";".join([f"FREQ={frequency}", *(f"{key}={draw(keys[key])}" for key in sorted(chosen))])
+
+
+@settings(max_examples=60, deadline=None)
+@example("FREQ=MONTHLY;BYSETPOS=1;BYDAY=MO,TU,WE,TH,FR,SA,SU;" + _EVERY_SECOND)
+@example("FREQ=YEARLY;BYSETPOS=366;BYDAY=MO,TU,WE,TH,FR,SA,SU;" + _EVERY_SECOND)
+@example("FREQ=SECONDLY;INTERVAL=100003;BYHOUR=1;BYMINUTE=1;BYSECOND=1")
+@example("FREQ=YEARLY;BYYEARDAY=300;BYMONTHDAY=1")
+@example("FREQ=YEARLY;BYDAY=MO,TU,WE,TH,FR,SA,SU;BYSETPOS=1;COUNT=10000")
+@example("FREQ=SECONDLY\nEXRULE:FREQ=SECONDLY")
+@given(rule=_expensive_rules())
+def test_one_fire_time_of_any_rule_costs_a_bounded_number_of_calls(rule: str) -> None:
+    assert _work(rule) <= MOST_CALLS
+
+
 def test_a_rule_that_excludes_all_its_fires_is_refused() -> None:
-    with pytest.raises(InvalidSchedule, match="10000 consecutive times are excluded"):
+    with pytest.raises(InvalidSchedule, match="5000 consecutive times are excluded"):
         checked([{"rrule": "RRULE:FREQ=SECONDLY\nEXRULE:FREQ=SECONDLY"}], anchor=START)
 
 
