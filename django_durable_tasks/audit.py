@@ -515,7 +515,7 @@ def about(term: str) -> Q:
         rows = model._default_manager.using(tables.database()).filter(**{column: term})
         if model is not Tenant:  # the indexes of names begin with the tenant
             rows = rows.filter(tenant__in=Tenant.objects.using(rows.db).values("pk"))
-        ids = [str(pk) for pk in rows.values_list("pk", flat=True)[:SHOWN]]
+        ids = [str(pk) for pk in rows.order_by("pk").values_list("pk", flat=True)[:SETS_READ]]
         if ids:
             condition |= Q(object_type=object_type, object_id__in=ids)
     return condition

@@ -5,6 +5,7 @@ Called by the admin and the command line.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -169,7 +170,9 @@ def limit_usages(due: Mapping[str, int]) -> list[LimitUsage]:
     rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
     buckets = waitlist.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
-    usages = []
+    behind, usages = Counter[str](), list[LimitUsage]()
+    for queue, number in due.items():
+        behind.update(dict.fromkeys(limit_config.wide(queue), number))
     for scope in scopes:
         limit, (count, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
         usage = LimitUsage(
@@ -188,8 +191,7 @@ def limit_usages(due: Mapping[str, int]) -> list[LimitUsage]:
             usage = replace(usage, too_heavy=heaviest)
         is_full = limit.places is not None and usage.taken >= limit.places
         if is_full or (usage.tokens is not None and usage.tokens < 1):
-            behind = (number for queue, number in due.items() if scope in limit_config.wide(queue))
-            usage = replace(usage, waiting=count + sum(behind))
+            usage = replace(usage, waiting=count + behind[scope])
         usages.append(usage)
     return usages
 

@@ -70,7 +70,9 @@ class FreeCapacity:
         half of the window.
 
         Due tasks may belong to tenants without waiting tasks. If only one tenant waits, it gets all
-        of a limited queue. Half of a window is enough to keep every worker busy.
+        of a limited queue, but a customer not more than its part of the processes: the claim would
+        refuse the others, and they would be released and refused for ever. Half of a window is
+        enough to keep every worker busy.
         """
         due = tables.tasks().due_alone(self._now)
         queries = [
@@ -98,7 +100,9 @@ class FreeCapacity:
             for tenant in tenants:
                 fair = free_of_share((queue, tenant), self._limit_config, self._found, all_tenants)
                 scope = limits_scopes.scope_of_share(queue, tenant)
-                places[scope] = _WIDE_SHARE if only_tenant else min(fair, each)
+                part = backpressure.places_of_customer(queue, tenant, self._limit_config)
+                is_whole = only_tenant and part is None
+                places[scope] = _WIDE_SHARE if is_whole else min(fair, each)
 
     def _relevant_due(self, queue: str) -> int:
         """Return how many due tasks of a queue have to be read: more than the capacity are not

@@ -127,13 +127,14 @@ class RedisDueIndex(DueIndex):
         new = [entry for entry in entries if self._entries.get(entry.task_id) != entry]
         scores = {_member(entry): instant_ms(entry.at) for entry in new}
 
-        def write(client: Any) -> None:
+        def write(client: Any) -> bool:
             with client.pipeline() as pipeline:
                 pipeline.zadd(self.key, scores).pexpire(self.key, _LIFE_MS).execute()
             self._entries.update((entry.task_id, entry) for entry in new)
+            return True
 
-        if new:
-            self._request(write, None)
+        if new and not self._request(write, False):
+            self._entries.clear()  # Redis may have lost its data
 
     def discard(self, ids: Iterable[uuid.UUID]) -> int:
         """Remove those of these tasks that this scheduler has added."""
@@ -155,9 +156,10 @@ class RedisDueIndex(DueIndex):
     ) -> list[DueEntry]:
         """Remove and return entries of these shards; each is returned to one scheduler only."""
         past = math.floor((now - _EPOCH) / timedelta(milliseconds=1))
+        most = limit if shards is None else _READ * limit
 
         def pop(client: Any) -> list[tuple[str, DueEntry | None]]:
-            due = client.zrangebyscore(self.key, "-inf", past, 0, _READ * limit, withscores=True)
+            due = client.zrangebyscore(self.key, "-inf", past, 0, most, withscores=True)
             entries = [(member, _entry(member, score)) for member, score in due]
             mine = [
                 (member, entry)
@@ -191,6 +193,7 @@ class RedisDueIndex(DueIndex):
                 if "WRONGTYPE" not in str(error):
                     raise
             client.delete(self.key)
+            self._entries.clear()
             self._count_unreadable(self.key)
             return otherwise
 

@@ -132,6 +132,8 @@ class Triggering(PeriodicThread):
 _AFTER_RELEASE = 0.02
 # Seconds between two reads of the waitlists while tasks are dispatched, which free capacity.
 _BUSY_INTERVAL = 0.1
+# After a look that released nothing, the next one waits this many times as long as it took.
+_PAUSE_PER_LOOK = 10.0
 
 
 class Releasing(PeriodicThread):
@@ -142,9 +144,9 @@ class Releasing(PeriodicThread):
     def __init__(
         self, steps: Steps, busy: Callable[[], bool], released: Callable[[], None]
     ) -> None:
-        super().__init__("releasing", self.round)
+        super().__init__("releasing", self._look)
         self._steps, self._busy, self._released = steps, busy, released
-        self._idle = True
+        self._idle, self._look_at = True, 0.0
 
     def tasks_dispatched(self) -> None:
         """Read the waitlists often from now on, because dispatched tasks free capacity when they
@@ -153,8 +155,24 @@ class Releasing(PeriodicThread):
         if self._idle:
             self.wake()
 
+    def _look(self) -> float:
+        """Release one batch, unless the last look released nothing a moment ago: claims that make
+        tasks wait for a limit without capacity wake this thread each time.
+        """
+        began = time.monotonic()
+        if began < self._look_at:
+            return self._look_at - began
+        number, seconds = self._release_batch()
+        took = time.monotonic() - began
+        pause = min(_BUSY_INTERVAL, _PAUSE_PER_LOOK * took)
+        self._look_at = 0.0 if number else began + took + pause
+        return seconds
+
     def round(self) -> float:
         """Release one batch; return the seconds until the next round."""
+        return self._release_batch()[1]
+
+    def _release_batch(self) -> tuple[int, float]:
         number = self._steps.attempt(
             "Releasing tasks that wait for a limit", self._release, 0, _TIME_LIMIT
         )
@@ -162,12 +180,12 @@ class Releasing(PeriodicThread):
             self._released()
         self._idle = not number and not self._busy()
         if not number and release.has_more_pages():
-            return min(_BUSY_INTERVAL, settings().POLL)
+            return 0, min(_BUSY_INTERVAL, settings().POLL)
         if self._idle or (not number and release.wait_for_endings()):
-            return settings().POLL
+            return number, settings().POLL
         if number >= settings().BATCH_SIZE:
-            return 0.0
-        return min(_AFTER_RELEASE if number else _BUSY_INTERVAL, settings().POLL)
+            return number, 0.0
+        return number, min(_AFTER_RELEASE if number else _BUSY_INTERVAL, settings().POLL)
 
     def _release(self) -> int:
         try:

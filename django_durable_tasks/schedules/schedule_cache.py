@@ -100,8 +100,8 @@ class ScheduleRow(NamedTuple):
 
     @property
     def overrides(self) -> Any:
-        """The overrides, as they are stored."""
-        return _decoded(self.overrides_json)
+        """The overrides, as they are stored; not cached, because no two schedules share them."""
+        return json.loads(self.overrides_json)
 
     def _decrypted(self, column: str, text: str) -> Any:
         table = RecurringTask._meta.db_table

@@ -183,6 +183,7 @@ def test_a_schedule_has_a_bounded_number_of_overrides(
     acme: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "_MOST", 2)
+    _allow(acme, runs_per_day=86_400)
     _schedule(acme)
     row = RecurringTask.objects.get()
     day = timezone.now().replace(microsecond=1) + timedelta(days=1)

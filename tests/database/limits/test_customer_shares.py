@@ -227,3 +227,23 @@ def test_a_task_of_a_customer_with_an_exact_limit_is_published_by_a_claim() -> N
     path = FastPath()
     assert not path.is_open(NOOP, QUEUE, customer)
     assert path.is_open(NOOP, QUEUE, DEFAULT_TENANT_ID)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("scope", ["global", f"queue:{QUEUE}"])
+def test_a_lone_customer_with_all_its_places_used_is_not_released_and_refused_for_ever(
+    scope: str,
+) -> None:
+    _a_worker(4)
+    tenant_id = a_tenant().pk
+    limit(scope, rate="1000/s")
+    many_tasks(2, Status.RUNNING, tenant_id=tenant_id)
+    many_tasks(5, tenant_id=tenant_id, due=-9)
+    for _ in range(2):
+        release_waiting()
+        claim()
+    epochs = set(Task.objects.filter(status=Status.PENDING).values_list("epoch", flat=True))
+    for _ in range(3):
+        release_waiting()
+        claim()
+    assert epochs == set(Task.objects.filter(status=Status.PENDING).values_list("epoch", flat=True))
