@@ -57,7 +57,6 @@ INSTALLED_APPS = [
     "django_durable_tasks.contrib.callbacks",
     "django_durable_tasks.contrib.notifications",
     "django_durable_tasks.contrib.beat",
-    "django_durable_tasks.contrib.database_transport",
     "tests.project",
 ]
 MIDDLEWARE = [

@@ -166,8 +166,7 @@ def prepares(settings: dict[str, Any]) -> bool:
     return not settings.get("DISABLE_SERVER_SIDE_CURSORS")
 
 
-def open_dedicated(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
-    """Open a connection of its own to this database, with these limits; the caller closes it."""
+def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
     settings = copy.deepcopy(connections.settings[alias])
     vendor = connections[alias].vendor
     settings |= {
@@ -281,7 +280,7 @@ def dedicated_connection(patience: TimeLimits = WORK) -> Iterator[None]:
     before = connections[alias]
     key = alias, patience
     with _no_fork_meanwhile(before):
-        connections[alias] = connection = _pool.borrow(key, lambda: open_dedicated(alias, patience))
+        connections[alias] = connection = _pool.borrow(key, lambda: _create(alias, patience))
         usable = False
         try:
             yield

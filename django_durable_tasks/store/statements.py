@@ -22,14 +22,6 @@ def text(name: str, of: str) -> str | None:
     return "\n".join(line for line in lines if not line.lstrip().startswith("--"))
 
 
-def required_text(name: str, of: str) -> str:
-    """Return the statement of this name; raise LookupError if the vendor has none."""
-    found = text(name, of)
-    if found is None:
-        raise LookupError(f"There is no statement {name} for {of}.")
-    return found
-
-
 def sql(name: str) -> str:
     """Return the statement of this name for the database of settings.DURABLE_TASKS. Raises
     LookupError if it has none.

@@ -1,1 +1,0 @@
-"""A broker in a database of Django: the transport ``durable-database://`` of Kombu."""
