@@ -19,10 +19,15 @@ def new_process_state(*, background: bool = False) -> None:
     """
     process_state.renew()
     process_state.of(RecentQueueState).in_background = background
+    ignore_notification_settings(background=background)
+    ended_without_attempt.disconnect(dispatch_uid=MetricsConfig.label)
+
+
+def ignore_notification_settings(*, background: bool = False) -> None:
+    """Let this process read no notification settings, as before the first one is stored."""
     recent = process_state.of(RecentSubscriptions)
     recent.in_background = background
     vars(recent)["get"] = Subscriptions
-    ended_without_attempt.disconnect(dispatch_uid=MetricsConfig.label)
 
 
 def read_notification_settings() -> None:
