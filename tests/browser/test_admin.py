@@ -33,8 +33,6 @@ def test_an_operator_sees_why_a_task_failed_and_replays_it(visit: Visit) -> None
     visit.shows("EXHAUSTED")
     visit.find("#result_list th a").click()
     visit.shows("Replay task")
-    assert "the card was declined" not in visit.text()
-    visit.find(".durable-fold summary").click()
     visit.shows("the card was declined")
     visit.press("Replay task…")
     visit.shows("This changes 1 row.")
