@@ -495,6 +495,8 @@ SETS_READ = 1_000
 of each type of objects for a search.
 """
 SHOWN = 50
+# How many objects of one name a search finds: one of each tenant.
+SAME_NAME = 1_000
 NAMED: dict[str, tuple[type[Model], str]] = {
     "schedule": (RecurringTask, "name"),
     "calendar": (Calendar, "name"),
@@ -507,15 +509,18 @@ _SETS_OF = ("task", "dead letter", "API key")
 """The types of objects of which an operation changes a set with one entry."""
 
 
-def about(term: str) -> Q:
-    """Return the condition for entries about the objects with this id or name."""
+def about(term: str, tenant_id: int | None = None) -> Q:
+    """Return the condition for entries about the objects with this id or name, of this tenant if
+    one is given: otherwise at most SAME_NAME objects of a type are searched.
+    """
     # An index reads one type of objects at a time, so the types are named.
     condition = Q(object_type__in=OBJECT_TYPES, object_id=term)
     for object_type, (model, column) in NAMED.items():
         rows = model._default_manager.using(tables.database()).filter(**{column: term})
         if model is not Tenant:  # the indexes of names begin with the tenant
-            rows = rows.filter(tenant__in=Tenant.objects.using(rows.db).values("pk"))
-        ids = [str(pk) for pk in rows.order_by("pk").values_list("pk", flat=True)[:SETS_READ]]
+            tenants = Tenant.objects.using(rows.db).values("pk")
+            rows = rows.filter(tenant__in=tenants if tenant_id is None else [tenant_id])
+        ids = [str(pk) for pk in rows.order_by("pk").values_list("pk", flat=True)[:SAME_NAME]]
         if ids:
             condition |= Q(object_type=object_type, object_id__in=ids)
     return condition

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import date, time
 from enum import StrEnum
 
+# The id of the tenant that the first migration creates.
+DEFAULT_TENANT_ID = 1
+
 
 class Status(StrEnum):
     """The status of a task."""

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf
 from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.bounded_count import BoundedCount, is_exact
-from django_durable_tasks.limits.backpressure import heads
+from django_durable_tasks.limits.backpressure import heads, paused_queues
 from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
@@ -203,9 +203,8 @@ def totals(depths: Sequence[Depth]) -> dict[str, int]:
 
 def due_tasks(now: datetime) -> dict[str, BoundedCount]:
     """Return the number of due tasks of each queue that is not paused."""
-    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
-    names = set(paused.values_list("name", flat=True))
-    return {queue: due for queue, _all, due, _head in waiting(now) if queue not in names}
+    paused = paused_queues()
+    return {queue: due for queue, _all, due, _head in waiting(now) if queue not in paused}
 
 
 @verb

@@ -16,6 +16,7 @@ from django_durable_tasks.choices import WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.cluster import nodes, queues
 from django_durable_tasks.cluster.queues import Depth
 from django_durable_tasks.limits import config, operator_limits
+from django_durable_tasks.limits.backpressure import paused_queues
 from django_durable_tasks.limits.operator_limits import LimitUsage
 from django_durable_tasks.models import (
     BatchMessage,
@@ -103,10 +104,9 @@ def _waiting_since(now: datetime) -> dict[str, datetime]:
     """Return the queues with tasks that were published and not started for STALLED_AFTER seconds,
     each with the oldest time.
     """
-    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
     # A worker without a connection to the broker reports a start just now and is not judged.
     published = tasks().queued().filter(updated_at__lt=now - timedelta(seconds=STALLED_AFTER))
-    waiting = published.exclude(queue__in=list(paused.values_list("name", flat=True))).order_by()
+    waiting = published.exclude(queue__in=sorted(paused_queues())).order_by()
     return dict(waiting.values_list("queue").annotate(since=Min("updated_at")))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django_durable_tasks.choices import DEFAULT_TENANT_ID
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.option_values import KEY_MAX
 
@@ -24,7 +25,6 @@ from django_durable_tasks.option_values import KEY_MAX
 # workers of a queue that have registered a task.
 
 
-DEFAULT_TENANT = 1
 # Hexadecimal digits of the hash at the end of a shortened key: 128 bits, so that no two keys are
 # equal by chance.
 _DIGITS = 32
@@ -70,7 +70,7 @@ def key_of_tenant(tenant_id: int, key: str) -> str:
     A key of the default tenant is stored as it is: the project makes its calls, and operators name
     these keys in limits. A text that is too long with the tenant ends with its hash.
     """
-    if tenant_id != DEFAULT_TENANT:
+    if tenant_id != DEFAULT_TENANT_ID:
         key = f"{tenant_id}:{key}"
     if len(key) <= KEY_MAX:
         return key

@@ -2,7 +2,7 @@
 of the capabilities.
 """
 
-from django_durable_tasks.choices import DayKind, SpecialDay
+from django_durable_tasks.choices import DEFAULT_TENANT_ID, DayKind, SpecialDay
 from django_durable_tasks.models.audit import AuditEntry
 from django_durable_tasks.models.cluster import (
     BatchMessage,
@@ -25,7 +25,6 @@ from django_durable_tasks.models.tasks import (
     TaskRequest,
 )
 from django_durable_tasks.models.tenants import (
-    DEFAULT_TENANT_ID,
     Tenant,
 )
 from django_durable_tasks.models.workflows import EndingEvent, TaskDependency, WorkflowRun

@@ -13,6 +13,7 @@ from typing import Any
 from django.db import models
 from django.db.models.query_utils import DeferredAttribute
 
+from django_durable_tasks.choices import DEFAULT_TENANT_ID
 from django_durable_tasks.encryption import (
     MIXED,
     EncryptedValue,
@@ -21,7 +22,6 @@ from django_durable_tasks.encryption import (
     encrypted,
     stored_value,
 )
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 
 
 class DecryptingAttribute(DeferredAttribute):

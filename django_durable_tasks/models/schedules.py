@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import (
+    DEFAULT_TENANT_ID,
     CatchUp,
     CatchUpOrder,
     DayKind,
@@ -41,7 +42,7 @@ from django_durable_tasks.models.guarded import (
     alters_data,
 )
 from django_durable_tasks.models.tasks import target_config, uuid7
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID, tenant_key
+from django_durable_tasks.models.tenants import tenant_key
 
 # RecurringTask: a schedule, and its queryset, which only reads.
 #

@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import (
+    DEFAULT_TENANT_ID,
     OPEN,
     REPLAYABLE,
     WITH_DUE_AT,
@@ -45,7 +46,7 @@ from django_durable_tasks.models.guarded import (
     TenantQuerySet,
     alters_data,
 )
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID, tenant_key
+from django_durable_tasks.models.tenants import tenant_key
 
 # Querysets of tasks, for schedulers, workers and operators.
 

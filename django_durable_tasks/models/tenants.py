@@ -8,13 +8,11 @@ from django.core.validators import validate_slug
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import DEFAULT_TENANT_ID
 from django_durable_tasks.models.fields import ExactCharField, InstantField
 
 # Tenant: the owner of tasks. A migration creates the default tenant; every task, attempt and dead
 # letter has one.
-
-
-DEFAULT_TENANT_ID = 1
 
 
 class Tenant(models.Model):

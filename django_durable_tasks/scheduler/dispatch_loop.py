@@ -280,7 +280,12 @@ _CLOCK_TOLERANCE = timedelta(microseconds=300)
 
 
 class DispatchLoop:
-    """Publishes the due tasks of ``shards``; None means all of them."""
+    """Publishes the due tasks of ``shards``; None means all of them.
+
+    ``made_wait``: whether a claim of the last round published fewer tasks than it took, usually
+    because a limit refused some. Capacity for these may have become free before the claim was
+    committed.
+    """
 
     def __init__(self, node: uuid.UUID, index: DueIndex, steps: Steps) -> None:
         self.node, self.index = node, index
@@ -545,7 +550,8 @@ class DispatchLoop:
                 self.windows.record_sent(queue, number)
         else:
             self._poll_at = min(self._poll_at, time.monotonic() + _MIN_POLL_INTERVAL)
-            self._poll_is_urgent = self.made_wait = True
+            self._poll_is_urgent = True
+            self.made_wait |= sent < len(ids)
         ended = time.monotonic()
         self._next_claim_at = ended + min(
             max(ended - began, _CLAIM_PAUSE_PER_TASK * len(entries)), _CLAIM_PAUSE_MAX

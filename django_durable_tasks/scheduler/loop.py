@@ -132,8 +132,6 @@ class Triggering(PeriodicThread):
 _AFTER_RELEASE = 0.02
 # Seconds between two reads of the waitlists while tasks are dispatched, which free capacity.
 _BUSY_INTERVAL = 0.1
-# After a look that released nothing, the next one waits this many times as long as it took.
-_PAUSE_PER_LOOK = 10.0
 
 
 class Releasing(PeriodicThread):
@@ -156,36 +154,31 @@ class Releasing(PeriodicThread):
             self.wake()
 
     def _look(self) -> float:
-        """Release one batch, unless the last look released nothing a moment ago: claims that make
-        tasks wait for a limit without capacity wake this thread each time.
+        """Release one batch, unless the last look released nothing a moment ago: each claim that
+        makes tasks wait for a limit without capacity wakes this thread.
         """
-        began = time.monotonic()
-        if began < self._look_at:
-            return self._look_at - began
-        number, seconds = self._release_batch()
-        took = time.monotonic() - began
-        pause = min(_BUSY_INTERVAL, _PAUSE_PER_LOOK * took)
-        self._look_at = 0.0 if number else began + took + pause
-        return seconds
+        too_early = self._look_at - time.monotonic()
+        return too_early if too_early > 0 else self.round()
 
     def round(self) -> float:
         """Release one batch; return the seconds until the next round."""
-        return self._release_batch()[1]
-
-    def _release_batch(self) -> tuple[int, float]:
+        began = time.monotonic()
         number = self._steps.attempt(
             "Releasing tasks that wait for a limit", self._release, 0, _TIME_LIMIT
         )
+        ended = time.monotonic()
+        # A look costs about as much as the claim that caused it: looks may take half of the time.
+        self._look_at = ended if number else ended + min(_BUSY_INTERVAL, ended - began)
         if number:
             self._released()
         self._idle = not number and not self._busy()
         if not number and release.has_more_pages():
-            return 0, min(_BUSY_INTERVAL, settings().POLL)
+            return min(_BUSY_INTERVAL, settings().POLL)
         if self._idle or (not number and release.wait_for_endings()):
-            return number, settings().POLL
+            return settings().POLL
         if number >= settings().BATCH_SIZE:
-            return number, 0.0
-        return number, min(_AFTER_RELEASE if number else _BUSY_INTERVAL, settings().POLL)
+            return 0.0
+        return min(_AFTER_RELEASE if number else _BUSY_INTERVAL, settings().POLL)
 
     def _release(self) -> int:
         try:

@@ -712,16 +712,20 @@ def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
         if first is None:
             return
         after = first.at + _DAY - TICK
-        counted = agenda.count(first.at - TICK, after)
-        number = counted.number
-        if not counted.exact:
-            runs = walk(agenda, first.at - TICK, after)
-            number = sum(1 for _run in islice(runs, most + 1))
-        if number > most:
+        if _has_more_runs(agenda, first.at, most):
             raise InvalidSchedule(
                 f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
                 " timetable that fires less often."
             )
+
+
+def _has_more_runs(agenda: Agenda, start: datetime, most: int) -> bool:
+    """Return whether an agenda has more than ``most`` runs in the day from ``start``."""
+    before, last = start - TICK, start + _DAY - TICK
+    counted = agenda.count(before, last)
+    if counted.exact:
+        return counted.number > most
+    return sum(1 for _run in islice(walk(agenda, before, last), most + 1)) > most
 
 
 def _check_runs_of_day(schedule: RecurringTask, added: Override) -> None:
@@ -737,8 +741,7 @@ def _check_runs_of_day(schedule: RecurringTask, added: Override) -> None:
     if most is None:
         return
     midnight = at.replace(hour=0, minute=0, second=0, microsecond=0)
-    runs = walk(agenda_of(schedule), midnight - TICK, midnight + _DAY - TICK)
-    if sum(1 for _run in islice(runs, most + 1)) > most:
+    if _has_more_runs(agenda_of(schedule), midnight, most):
         raise InvalidSchedule(
             f"runs_per_day: the tenant may run a recurring task {most:,} times in a day, and"
             f" {at.date()} would have more. Choose another day, or remove an override first.",

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django_durable_tasks.choices import DEFAULT_TENANT_ID
 from django_durable_tasks.exceptions import InvalidOption, InvalidSignature, InvalidTarget, about
-from django_durable_tasks.limits.scopes import DEFAULT_TENANT, key_of_tenant
+from django_durable_tasks.limits.scopes import key_of_tenant
 from django_durable_tasks.masking import MASK, masked_text, masked_url
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
@@ -482,7 +483,7 @@ def endpoint_key(tenant_id: int, arguments: Mapping[str, Any]) -> str | None:
     except InvalidTarget:
         return None
     name = arguments.get("endpoint")
-    if tenant_id != DEFAULT_TENANT:
+    if tenant_id != DEFAULT_TENANT_ID:
         return key_of_tenant(tenant_id, url.with_host(url.domain).origin)
     key = f"{url.origin} {name}" if isinstance(name, str) else url.origin
     return key_of_tenant(tenant_id, key)

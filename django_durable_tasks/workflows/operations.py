@@ -186,7 +186,7 @@ def _lock_timeout_of_transaction() -> AbstractContextManager[None]:
 @_lock_timeout.on(MYSQL)
 @contextmanager
 def _lock_timeout_of_session() -> Iterator[None]:
-    ((before,),) = tables.read("SELECT dependencies, endingsinnodb_lock_wait_timeout", {})
+    ((before,),) = tables.read("SELECT @@innodb_lock_wait_timeout", {})
     tables.count(f"SET innodb_lock_wait_timeout = {_LOCK_TIMEOUT}", {})
     try:
         yield

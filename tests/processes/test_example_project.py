@@ -113,7 +113,9 @@ def test_the_demo_loses_and_duplicates_nothing_while_a_worker_and_the_leader_are
         == int(figures["workflows started"].partition(";")[0])
         >= 1
     )
-    assert int(figures["nodes of workflows"]) > 10
+    # extract, the revenue of each of three plans, total and summary. How many statements are added
+    # depends on how many customers have paid when the month is closed.
+    assert int(figures["nodes of workflows"]) >= 6
     wanted, leaderless = map(int, re.findall(r"\d+", figures["recurring fires expected"]))
     assert int(figures["recurring fires seen"].partition(":")[0]) == wanted > 200
     assert leaderless > 10

@@ -28,11 +28,10 @@ from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
 from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.limits.backpressure import heads
+from django_durable_tasks.limits.backpressure import heads, paused_queues
 from django_durable_tasks.models import (
     Node,
     NodeKind,
-    QueueControl,
     SchedulerLease,
     Task,
 )
@@ -91,8 +90,7 @@ class RecentHealth:
 def _firing() -> dict[str, Any]:
     now = database_now()
     led = SchedulerLease.objects.using(conf.settings().DATABASE).filter(expires_at__gt=now).exists()
-    paused = QueueControl.objects.using(conf.settings().DATABASE).filter(paused_at__isnull=False)
-    stopped = set(paused.values_list("name", flat=True))
+    stopped = paused_queues()
     waiting = [*heads().items(), *((one.queue, one.due_at) for one in batches.batch_heads(now))]
     due = [at for queue, at in waiting if at <= now and queue not in stopped]
     age = (now - min(due)).total_seconds() if due else 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from django.db import IntegrityError
@@ -305,7 +304,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 class SpecialDayBody(Answer):
     """A date that differs from its weekday."""
 
-    date = fields.Day()
+    date = fields.Day(source="day")
     kind = fields.OneOf(choices=[kind.value for kind in DayKind], default=DayKind.CLOSED.value)
     until = fields.WallTime(
         required=False, allow_null=True, help_text="Of HALF: the last open minute."
@@ -354,12 +353,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
         found = super().show(row, caller)
         if self.action != "list":
             found["days"] = [
-                SpecialDayBody.shown(
-                    SimpleNamespace(
-                        date=day.day, kind=day.kind.value, until=day.until, name=day.name
-                    )
-                )
-                for day in row.special[::-1][:_DAYS]
+                SpecialDayBody.shown(special_day) for special_day in row.special[::-1][:_DAYS]
             ]
         return found
 
@@ -369,7 +363,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
         if "days" in given:
             found["days"] = [
                 SpecialDay(
-                    day["date"], DayKind(day["kind"]), day.get("name", ""), until=day.get("until")
+                    day["day"], DayKind(day["kind"]), day.get("name", ""), until=day.get("until")
                 )
                 for day in given["days"]
             ]

@@ -155,7 +155,7 @@ class AuditViewSet(ApiViewSet):
         """Return the entries that match the filters, the newest first."""
         filters, rows = self.query(), self.rows()
         if "object_id" in filters:
-            rows = rows.filter(about(filters.pop("object_id")))
+            rows = rows.filter(about(filters.pop("object_id"), self.tenant_id))
         if self.caller.user is None:
             # `actor` must not reveal the names of operators.
             rows = rows.exclude(operation__in=_OF_STAFF)

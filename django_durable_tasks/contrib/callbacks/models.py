@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks.choices import DEFAULT_TENANT_ID
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.fields import (
     ExactCharField,
@@ -15,7 +16,6 @@ from django_durable_tasks.models.fields import (
     StatementTime,
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 
 # Endpoint: the health of a receiver of HTTP callbacks. A row exists after its first failure.
 

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
+from django_durable_tasks.choices import DEFAULT_TENANT_ID, FLAGS, DeliveryType, EventType
 from django_durable_tasks.contrib.notifications.events import OccurredEvent, QuietHours, period_end
 from django_durable_tasks.contrib.notifications.messages import shown_config
 from django_durable_tasks.models.encrypted_json import EncryptedJSONField
@@ -22,7 +22,6 @@ from django_durable_tasks.models.fields import (
     StatementTime,
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
-from django_durable_tasks.models.tenants import DEFAULT_TENANT_ID
 
 # NotificationSetting: which events of a tenant are sent where.
 

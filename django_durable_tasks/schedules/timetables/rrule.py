@@ -517,8 +517,15 @@ def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
     A position is computed from the numbers of days and times. The set of a period is never
     expanded: a year can have 31 million members.
     """
-    parts = sorted(rule.hours), sorted(rule.minutes), sorted(rule.seconds)
+    parts = (
+        tuple(sorted(rule.hours)),
+        tuple(sorted(rule.minutes)),
+        tuple(sorted(rule.seconds)),
+    )
     days: Sequence[int] = _days(rule, year)
+    if rule.frequency == "DAILY":  # every day selects the same times, possibly none
+        times = _places(rule.positions, 1, parts).get(0)
+        return dict.fromkeys(days, times) if times else {}
     if rule.frequency == "WEEKLY":  # its first and last period reach into the neighbouring years
         days = (*_days(rule, year - 1)[-6:], *days, *_days(rule, year + 1)[:6])
     periods = [list(period) for _, period in groupby(days, key=_period(rule, year))]
@@ -532,8 +539,11 @@ def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
     }
 
 
+@lru_cache(maxsize=64)
 def _places(
-    positions: frozenset[int], days: int, parts: tuple[list[int], list[int], list[int]]
+    positions: frozenset[int],
+    days: int,
+    parts: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
 ) -> dict[int, tuple[int, ...]]:
     """Return the selected times of a period with this number of days, by the index of the day."""
     hours, minutes, seconds = parts
@@ -557,7 +567,7 @@ def _period(rule: Rule, year: int) -> Callable[[int], int]:
     if rule.frequency == "MONTHLY":
         starts = [date(year, month, 1).toordinal() for month in range(1, 13)]
         return partial(bisect_right, starts)
-    return (lambda day: year) if rule.frequency == "YEARLY" else (lambda day: day)
+    return lambda day: year
 
 
 # Recurrences (RFC 5545): rules and single dates minus exceptions, as wall times of the schedule's

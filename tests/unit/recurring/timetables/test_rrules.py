@@ -22,9 +22,10 @@ _EVERY_SECOND = ";".join(
     f"{key}={','.join(map(str, range(most)))}"
     for key, most in (("BYHOUR", 24), ("BYMINUTE", 60), ("BYSECOND", 60))
 )
-# Calls of functions to build a timetable and to search it in both directions. The largest rules
-# without a bound needed several tens of millions.
-MOST_CALLS = 1_000_000
+# Calls of functions to build a timetable and to search it in both directions, about half a second
+# of work: a weekly rule without a match looks at the 20,871 weeks of 400 years twice. The largest
+# rules without a bound needed several tens of millions.
+MOST_CALLS = 3_000_000
 START = datetime(2024, 1, 31, 9, 30, 15, tzinfo=UTC)
 HORIZON = timedelta(days=3000)
 DAILY_OR_LONGER = ["YEARLY", "MONTHLY", "WEEKLY", "DAILY"]
@@ -258,6 +259,7 @@ def _expensive_rules(draw: st.DrawFn) -> str:
 @example("FREQ=SECONDLY;INTERVAL=100003;BYHOUR=1;BYMINUTE=1;BYSECOND=1")
 @example("FREQ=YEARLY;BYYEARDAY=300;BYMONTHDAY=1")
 @example("FREQ=YEARLY;BYDAY=MO,TU,WE,TH,FR,SA,SU;BYSETPOS=1;COUNT=10000")
+@example("FREQ=DAILY;BYDAY=MO,TU,WE,TH,FR,SA,SU;BYSETPOS=366")
 @example("FREQ=SECONDLY\nEXRULE:FREQ=SECONDLY")
 @given(rule=_expensive_rules())
 def test_one_fire_time_of_any_rule_costs_a_bounded_number_of_calls(rule: str) -> None:
