@@ -8,7 +8,6 @@ serve it, which changes less than a duration if the machine has other load.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import time
 import uuid
@@ -20,7 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 import django
-from django.db import connections
 
 from benchmarks.contenders import WIDE_WINDOW, Ours, patience
 from benchmarks.contest import OURS, Contender, Measured
@@ -80,43 +78,6 @@ def _claimed(n: int) -> list[Any]:
     return list(claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4()))
 
 
-def _in_a_child(n: int) -> list[Any]:
-    """Return messages, after this process has been prepared as a child of a prefork pool."""
-    from celery import signals
-    from celery.app import trace
-
-    from benchmarks.project import celery_app
-    from benchmarks.project.tasks import noop
-    from django_durable_tasks.store import postgresql
-
-    messages = _claimed(n)
-    connections.close_all()
-    signals.worker_init.send(sender=celery_app)
-    signals.worker_process_init.send(sender=None)
-    postgresql.use_directly()
-    trace.setup_worker_optimizations(celery_app, platform.node())
-    task = celery_app.tasks[noop.name]
-    task.__trace__ = trace.build_tracer(
-        noop.name, task, celery_app.loader, platform.node(), app=celery_app
-    )
-    _run(messages[: n // 10])  # so that its connection and statements are prepared
-    return messages[n // 10 :]
-
-
-def _run(messages: Sequence[Any]) -> None:
-    from celery.app import trace
-
-    from django_durable_tasks.celery.prepared_messages import _BODY, _headers
-
-    more = {"delivery_info": {}, "reply_to": "", "redelivered": False, "hostname": platform.node()}
-    for message in messages:
-        headers = _headers(message)
-        request = {**headers, **more, "correlation_id": headers["id"]}
-        trace.fast_trace_task(
-            message.name, headers["id"], request, _BODY, "application/json", "utf-8"
-        )
-
-
 def _each_by_recordset(task: Any) -> bool:
     from django_durable_tasks.states import inserts
     from django_durable_tasks.store.statements import recordset
@@ -169,12 +130,6 @@ LANES = {
         _publish,
         partial(switched_off, "celery.prepared_messages", "RedisTexts.apply", lambda *_: False),
         _claimed,
-    ),
-    "statements of a run through libpq": Lane(
-        1_000,
-        _run,
-        partial(switched_off, "store.postgresql", "_session", lambda: None),
-        _in_a_child,
     ),
 }
 

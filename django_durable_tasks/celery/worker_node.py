@@ -32,7 +32,7 @@ from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import NodeKind
-from django_durable_tasks.store import clock, postgresql
+from django_durable_tasks.store import clock
 from django_durable_tasks.store.connections import dedicated_connection, name_connections
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.task_values import RunLocation
@@ -345,8 +345,6 @@ def on_worker_shutdown(**_: Any) -> None:
 def on_pool_child(**_: Any) -> None:
     """Detect a prefork child. The solo pool sends the signal too, but in the same process."""
     _ThisProcess.is_pool_child, _ThisProcess.beat = os.getpid() != _ThisProcess.worker_pid, None
-    if _ThisProcess.is_pool_child:
-        postgresql.use_directly()
 
 
 def connect() -> None:

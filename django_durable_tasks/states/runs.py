@@ -117,7 +117,7 @@ def _start_in_one_statement(
         "name": name,
         "queues": list(place.queues) or None,
     }
-    (row,) = read(sql("start"), parameters, frequent=True)
+    (row,) = read(sql("start"), parameters)
     run, seen = row[: len(RUN_COLUMNS)], row[len(RUN_COLUMNS) :]
     if run[0] is not None:
         return run_of(run)
@@ -231,7 +231,7 @@ def _succeed_in_one_statement(run: Run, result: str | None, worker: str) -> int:
         "worker": worker,
         "celery_id": run.celery_id,
     }
-    return count(sql("succeed"), parameters, frequent=True)
+    return count(sql("succeed"), parameters)
 
 
 def locked_runs(queryset: TaskQuerySet, limit: int | None = None) -> list[Task]:

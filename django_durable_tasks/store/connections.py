@@ -225,18 +225,11 @@ def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
         raise
     if limits:
         _bounded.add(connection)
-    _dedicated.add(connection)
     return connection
 
 
-_dedicated: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 _bounded: weakref.WeakSet[BaseDatabaseWrapper] = weakref.WeakSet()
 """Connections whose session has time limits."""
-
-
-def is_dedicated(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether this is a dedicated connection, which only this package uses."""
-    return connection in _dedicated
 
 
 def bound_transaction(patience: TimeLimits = WORK) -> None:

@@ -22,7 +22,6 @@ from django_durable_tasks.models.cluster import LONG_EXPIRED, lease_name
 from django_durable_tasks.models.fields import DatabaseNow, instant
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.store import postgresql
 from django_durable_tasks.store.connections import cursor
 from django_durable_tasks.store.postgresql import text_array, uuid_array
 
@@ -125,27 +124,15 @@ def with_texts(queryset: QuerySet[M], column: str, texts: Collection[str]) -> Qu
     return queryset.filter(_InTexts(F(column), text_array(texts)))
 
 
-def count(sql: str, parameters: dict[str, Any], *, frequent: bool = False) -> int:
-    """Execute a statement and return its row count. ``frequent``: as for ``read``."""
-    result = postgresql.execute_directly(sql, parameters) if frequent else None
-    if result is not None:
-        return result.number
+def count(sql: str, parameters: dict[str, Any]) -> int:
+    """Execute a statement and return its row count."""
     with cursor() as sql_cursor:
         sql_cursor.execute(sql, parameters)
         return int(sql_cursor.rowcount)
 
 
-def read(
-    sql: str, parameters: dict[str, Any], *, binary: bool = False, frequent: bool = False
-) -> list[tuple[Any, ...]]:
-    """Execute a statement and return its rows.
-
-    ``binary``: in the binary format, if possible. ``frequent``: directly, if this process executes
-    statements so. The text of such a statement must determine the types of its parameters.
-    """
-    result = postgresql.execute_directly(sql, parameters) if frequent else None
-    if result is not None:
-        return _instants(result.rows)
+def read(sql: str, parameters: dict[str, Any], *, binary: bool = False) -> list[tuple[Any, ...]]:
+    """Execute a statement and return its rows. ``binary``: in the binary format, if possible."""
     with cursor(binary=binary) as sql_cursor:
         sql_cursor.execute(sql, parameters)
         return _instants(list(sql_cursor.fetchall()))

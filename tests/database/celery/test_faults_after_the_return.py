@@ -25,7 +25,6 @@ from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.choices import Status
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.models import Task
-from django_durable_tasks.store import postgresql
 from django_durable_tasks.store.connections import close_all
 from tests.delivery import trace, trace_batch
 from tests.factories import NOOP, QUEUE, a_task
@@ -101,13 +100,12 @@ LANES = [
 
 @pytest.fixture(autouse=True)
 def injected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the fault occur in Django, in libpq and in the settings, without pauses after it."""
+    """Let the fault occur in Django and in the settings, without pauses after it."""
     for owner, name in (
         (CursorWrapper, "execute"),
         (CursorWrapper, "executemany"),
         (BaseDatabaseWrapper, "_commit"),
         (BaseDatabaseWrapper, "connect"),
-        (postgresql, "execute_directly"),
     ):
         act = getattr(owner, name)
         around = _fault.around("statement", act)
@@ -119,8 +117,6 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(conf, "settings", _fault.around("settings", conf.settings))
     monkeypatch.setattr(endings, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(batch_runs, "_sizes", batch_runs.BatchSizes())
-    monkeypatch.setattr(postgresql, "_process", postgresql._Process())
-    postgresql.use_directly()
     yield
     _fault.returned = 0
     close_all()
