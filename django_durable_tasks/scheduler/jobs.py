@@ -36,7 +36,7 @@ from django_durable_tasks.states.demand import shards_of
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import operator_actions, requests, retention
-from django_durable_tasks.workflows import runs, start
+from django_durable_tasks.workflows import runs
 
 # The type of a maintenance job, and the time slice of jobs that work in batches.
 
@@ -242,7 +242,7 @@ class FindDeletedUpstreams:
 
 def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
     """Release the tasks of completely written starts, and delete incomplete, abandoned ones."""
-    return _for_one_slice(lambda: start.finish_starts(now, settings().BATCH_SIZE))
+    return _for_one_slice(lambda: runs.finish_starts(now, settings().BATCH_SIZE))
 
 
 # Job: delete ended tasks, ledger entries, limit buckets and audit entries after their retention.
