@@ -32,7 +32,7 @@ from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.limits import admission, backpressure, waitlist
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.scheduler import notify_on_commit
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.schedules import ledger, trigger, writes
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.writes import Move
@@ -171,7 +171,7 @@ def test_the_names_belong_to_functions_with_several_forms() -> None:
 
 
 def test_only_postgresql_sends_notifications(vendor: str) -> None:
-    assert notify_on_commit.database_notifies() == (vendor == "postgresql")
+    assert notifier.database_notifies() == (vendor == "postgresql")
 
 
 # Creation ---------------------------------------------------------------------------------------
