@@ -156,14 +156,14 @@ _INSTANT = timedelta(microseconds=1)
 
 
 def paused_range(
-    row: AnySchedule, agenda: Agenda, until: datetime, term: int | None = None
+    row: AnySchedule, agenda: Agenda, after: datetime, until: datetime, term: int | None = None
 ) -> LedgerEntry | None:
-    """Return the entry of the fire times from the watermark to ``until``, or None."""
-    first, last = agenda.next(row.watermark_at), agenda.previous(until + _INSTANT)
+    """Return the entry of the fire times in (after, until] of a paused schedule, or None."""
+    first, last = agenda.next(after), agenda.previous(until + _INSTANT)
     if first is None or last is None or first.at > until:
         return None
     begin, end = sorted((first.nominal, last.nominal))  # rolling can reverse two fire times
-    counted = agenda.count(row.watermark_at, until)
+    counted = agenda.count(after, until)
     by = f" by {row.status_by}" if row.status_by else ""
     return LedgerEntry(
         recurring_task_id=row.pk,
