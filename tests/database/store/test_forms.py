@@ -61,7 +61,7 @@ SCENARIOS: dict[str, list[Scenario]] = {}
 LEFT_OUT: dict[Scenario, tuple[str, ...]] = {}
 """The tables whose rows are not compared, because they have random parts."""
 BY_DESIGN = {
-    "scheduler.notify_on_commit.database_notifies": "says which databases have notifications",
+    "scheduler.notifier.database_notifies": "says which databases have notifications",
     "cluster.status._connections_allowed": "SQLite has no limit of connections",
     "workflows.operations._lock_timeout": "limits a wait, which only another connection can see",
     "contrib.api.idempotent_requests._uncommitted": "sees the row of another connection",
