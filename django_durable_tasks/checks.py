@@ -668,11 +668,34 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> Iterator
             if has_rows:
                 yield FINDINGS["E024"](table=table, app=_API)
     if connection.vendor == "mysql":
-        yield from _isolation(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')"
+            )
+            levels = {str(value).replace("-", " ").upper() for _, value in cursor.fetchall()}
+        if levels != {"READ COMMITTED"}:
+            yield FINDINGS["E013"](found=", ".join(sorted(levels)))
     elif connection.vendor == "postgresql":
-        yield from _isolation_of_atomic(connection, settings.DATABASE)
-    elif connection.vendor == "sqlite":
-        yield from _sqlite(connection)
+        alias = settings.DATABASE
+        atomic = [task.name for task in registered_options() if task.atomic]
+        if not atomic:
+            return
+        with transaction.atomic(using=alias), connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            level = str(cursor.fetchone()[0]).upper()
+        if level not in ("READ COMMITTED", "READ UNCOMMITTED"):
+            yield FINDINGS["E017"](names=listed(atomic), alias=alias, level=level)
+    elif connection.vendor == "sqlite" and not connection.is_in_memory_db():
+        missing, options = list[str](), connection.settings_dict.get("OPTIONS") or {}
+        if str(options.get("transaction_mode")).upper() != "IMMEDIATE":
+            missing.append("transactions do not begin IMMEDIATE")
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA journal_mode")
+            mode = str(cursor.fetchone()[0])
+        if mode.lower() != "wal":
+            missing.append(f"the journal is {mode!r}, not WAL")
+        if missing:
+            yield FINDINGS["W008"](missing="; ".join(missing))
 
 
 def exact_columns() -> dict[str, set[str]]:
@@ -709,42 +732,3 @@ def _inexact_columns(connection: Any) -> Iterator[CheckMessage]:
         columns=listed([f"{table}.{column} ({name})" for table, column, name in rows]),
         remedy=remedy,
     )
-
-
-def _isolation(connection: Any) -> Iterator[CheckMessage]:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')"
-        )
-        levels = {str(value).replace("-", " ").upper() for _, value in cursor.fetchall()}
-    if levels != {"READ COMMITTED"}:
-        yield FINDINGS["E013"](found=", ".join(sorted(levels)))
-
-
-def _isolation_of_atomic(connection: Any, alias: str) -> Iterator[CheckMessage]:
-    names = [task.name for task in registered_options() if task.atomic]
-    if not names:
-        return
-    with transaction.atomic(using=alias), connection.cursor() as cursor:
-        cursor.execute("SHOW transaction_isolation")
-        level = str(cursor.fetchone()[0]).upper()
-    if level not in ("READ COMMITTED", "READ UNCOMMITTED"):
-        yield FINDINGS["E017"](names=listed(names), alias=alias, level=level)
-
-
-def _sqlite(connection: Any) -> Iterator[CheckMessage]:
-    if connection.is_in_memory_db():
-        return
-    missing = []
-    if (
-        str((connection.settings_dict.get("OPTIONS") or {}).get("transaction_mode")).upper()
-        != "IMMEDIATE"
-    ):
-        missing.append("transactions do not begin IMMEDIATE")
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA journal_mode")
-        mode = str(cursor.fetchone()[0])
-    if mode.lower() != "wal":
-        missing.append(f"the journal is {mode!r}, not WAL")
-    if missing:
-        yield FINDINGS["W008"](missing="; ".join(missing))

@@ -113,7 +113,7 @@ def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -
         return Choice(tuple(caught_up), tuple(missed), now, fresh)
     on_time = _on_time(agenda, fresh, now)
     if policy.catch_up_mode == CatchUp.RUN_ONE_NOW:
-        missed = [_range(agenda, first, _last(agenda, on_time_from), watermark, COALESCED)]
+        missed = [skipped(agenda, first, _last(agenda, on_time_from), watermark, COALESCED)]
         caught_up = []
     return Choice((*caught_up, *on_time.runs), tuple(missed), on_time.through, on_time.following)
 
@@ -148,13 +148,20 @@ def _last(agenda: Agenda, before: datetime) -> PlannedRun:
     return last
 
 
-def _range(
-    agenda: Agenda, first: PlannedRun, last: PlannedRun, after: datetime, reason: str
+def skipped(
+    agenda: Agenda,
+    first: PlannedRun,
+    last: PlannedRun,
+    after: datetime,
+    reason: str,
+    outcome: FireOutcome = FireOutcome.MISSED,
 ) -> SkippedRange:
+    """Return the range of these two runs and all between them; ``first`` is the next after
+    ``after``.
+    """
     counted = agenda.count(after, last.at)
     begin, end = sorted((first.nominal, last.nominal))  # a roll can change the order of two fires
-    number = max(1, counted.number)
-    return SkippedRange(begin, end, number, counted.exact, FireOutcome.MISSED, reason)
+    return SkippedRange(begin, end, max(1, counted.number), counted.exact, outcome, reason)
 
 
 def _misfired(
@@ -167,7 +174,7 @@ def _misfired(
 ) -> tuple[list[SkippedRange], list[ChosenFire]]:
     last = _last(agenda, before)
     if policy.catch_up_mode == CatchUp.SKIP_MISSED:
-        return [_range(agenda, first, last, watermark, SKIPPED)], []
+        return [skipped(agenda, first, last, watermark, SKIPPED)], []
     most = 1 if policy.catch_up_mode == CatchUp.RUN_ONE_NOW else policy.max_catchup_runs
     oldest = (
         max(watermark, now - timedelta(seconds=policy.catchup_window))
@@ -181,11 +188,11 @@ def _misfired(
     missed = []
     if oldest > watermark and first.at <= oldest:
         shut_out = min(_last(agenda, oldest + TICK), last, key=lambda planned: planned.at)
-        missed.append(_range(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
+        missed.append(skipped(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
     begin = agenda.next(oldest)
     if newest and begin is not None and begin.at < newest[-1].at:
         reason = COALESCED if policy.catch_up_mode == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
-        missed.append(_range(agenda, begin, _last(agenda, newest[-1].at), oldest, reason))
+        missed.append(skipped(agenda, begin, _last(agenda, newest[-1].at), oldest, reason))
     ordered = newest if policy.catchup_order == CatchUpOrder.NEWEST else newest[::-1]
     return missed, [
         ChosenFire(planned, True, number * max(policy.catchup_pace, _IN_ORDER))

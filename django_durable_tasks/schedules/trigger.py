@@ -481,18 +481,8 @@ def decide_plan(tick: Tick, plan: FirePlan) -> None:
     schedule, choice = plan.schedule, plan.choice
     closed = schedule.agenda.closed(plan.watermark_at, choice.through)
     tick.entries += [
-        LedgerEntry(
-            recurring_task_id=schedule.pk,
-            tenant_id=schedule.tenant_id,
-            fire_time=skipped.first,
-            last_fire_time=skipped.last,
-            count=skipped.count,
-            count_is_exact=skipped.exact,
-            outcome=FireOutcome(skipped.outcome),
-            reason=skipped.reason[: ledger.REASON_MAX],
-            term=tick.term,
-        )
-        for skipped in (*closed, *choice.missed)
+        ledger.entry_of_range(schedule.pk, schedule.tenant_id, fires, tick.term)
+        for fires in (*closed, *choice.missed)
     ]
     for missed in choice.missed:
         logger.warning(

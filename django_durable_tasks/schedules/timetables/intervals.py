@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.option_values import seconds
 from django_durable_tasks.schedules.timetables.types import (
+    TICK,
     BothWays,
     Count,
     Direction,
@@ -91,7 +92,6 @@ def _moment(value: object) -> datetime:
 
 
 _SHORTEST = 0.001  # a node could not start more fires per second
-_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Interval:
         """Return the last grid point strictly before; None up to the anchor."""
         if before <= self.anchor:
             return None
-        return Fire(self.anchor + ((before - self.anchor - _MICROSECOND) // self.step) * self.step)
+        return Fire(self.anchor + ((before - self.anchor - TICK) // self.step) * self.step)
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of grid points in (after, until], in closed form."""
