@@ -84,7 +84,7 @@ def test_ten_million_missed_fires_are_decided_by_bounded_work(
     assert choice.through == now
     assert choice.following is not None
     assert choice.following.at > now
-    assert len(choice.runs) <= policy.max_runs + AT_ONCE
+    assert len(choice.runs) <= policy.max_catchup_runs + AT_ONCE
     assert 1 <= len(choice.missed) <= 2
     if kind == "interval" and days is None:
         assert sum(one.count for one in choice.missed) + len(choice.runs) == 10 * MILLION + 1
