@@ -43,7 +43,7 @@ from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.schedules import recompute
+from django_durable_tasks.schedules import writes
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll
 from django_durable_tasks.schedules.misfires import Choice, choose, effective
@@ -54,7 +54,6 @@ from django_durable_tasks.schedules.schedule_cache import (
     agenda_of,
     calendars_of,
 )
-from django_durable_tasks.schedules.tick_plan import policy_of
 from django_durable_tasks.schedules.timetables.builder import timetable
 from django_durable_tasks.schedules.timetables.types import (
     TICK,
@@ -69,6 +68,7 @@ from django_durable_tasks.schedules.timetables.zones import (
     tzdata_version,
     zone,
 )
+from django_durable_tasks.schedules.trigger import policy_of
 
 # A schedule on the command line ------------------------------------------------------------------
 
@@ -575,7 +575,7 @@ def tzdata(options: Options, out: Output) -> int:
             "by": moved.row.tzdata_version,
             "found": moved.found,
         }
-        for moved in recompute.moved_fire_times(options["limit"])
+        for moved in writes.moved_fire_times(options["limit"])
     ]
     text = f"tzdata {tzdata_version()}\n" + table(_MOVED, rows, "no stored fire moves")
     return out.emit({"tzdata": tzdata_version(), "moved": rows}, text)

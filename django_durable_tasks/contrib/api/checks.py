@@ -7,8 +7,7 @@ from typing import Any
 from django.core.checks import CheckMessage, register
 
 from django_durable_tasks import conf
-from django_durable_tasks.checks.configuration import valid_settings
-from django_durable_tasks.checks.findings import FINDINGS
+from django_durable_tasks.checks import FINDINGS, valid_settings
 from django_durable_tasks.contrib.api.values import quotas_of
 from django_durable_tasks.exceptions import InvalidOption
 
