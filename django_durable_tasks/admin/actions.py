@@ -239,7 +239,13 @@ def run(
             form, chosen = reason_form(request.POST), _Chosen.signed(shown)
             if not form.is_valid():
                 return _ask(model_admin, request, chosen, operation, form, signed)
-            left = _still_fitting(model_admin, request, chosen, operation)
+            fitting = model_admin.get_queryset(request).filter(
+                operation.applies_to or Q(), pk__in=chosen.keys
+            )
+            if operation.only_if_chosen is not None:
+                fitting = fitting.exclude(operation.only_if_chosen & ~Q(pk__in=chosen.explicit))
+            keys = [str(key) for key in fitting.values_list("pk", flat=True)]
+            left = replace(chosen, keys=keys, gone=len(chosen.keys) - len(keys))
             return _act(model_admin, request, left, operation, form.reason)
     chosen = _chosen(request, rows, operation)
     if operation.confirm:
@@ -262,17 +268,6 @@ def _chosen(request: HttpRequest, rows: QuerySet[Any], operation: Operation) -> 
     others = rows.exclude(applies_to) if applies_to else rows.none()
     alone = BoundedCount.of(others, AT_MOST)
     return _Chosen(keys[:AT_MOST], explicit, alone, left_out, len(keys) > AT_MOST)
-
-
-def _still_fitting(
-    model_admin: Any, request: HttpRequest, shown: _Chosen, operation: Operation
-) -> _Chosen:
-    """Return those of the shown rows whose status still allows the operation."""
-    rows = model_admin.get_queryset(request).filter(operation.applies_to or Q(), pk__in=shown.keys)
-    if operation.only_if_chosen is not None:
-        rows = rows.exclude(operation.only_if_chosen & ~Q(pk__in=shown.explicit))
-    keys = [str(key) for key in rows.values_list("pk", flat=True)]
-    return replace(shown, keys=keys, gone=len(shown.keys) - len(keys))
 
 
 def _ask(

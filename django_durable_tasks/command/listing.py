@@ -346,7 +346,19 @@ def _show_task(task: Task, out: Output) -> int:
         running |= {"started_at": task.started_at}
         timeline.append(dict.fromkeys(_TIMELINE) | running)
     lines = [f"why: {why[0]}", *(f"     {sentence}" for sentence in why[1:]), ""]
-    lines += [*details(facts), *_graph_lines(graph)]
+    graph_facts, cause = {}, graph["cause"]
+    if graph["workflow"] is not None:
+        graph_facts = {"workflow": graph["workflow"], "step": graph["step"]}
+    if cause is not None:
+        cause_name = cause.get("step") or cause.get("name") or ""
+        graph_facts["cause"] = f"{cause_name} {cause['id']}, {cause['status']}"
+    graph_lines = details(graph_facts)
+    if graph["waits_for"]:
+        head = f"waits for (join {graph['join']}, needs {graph['needs']} more):"
+        graph_lines += ["", head, table(_EDGE, graph["waits_for"])]
+    if graph["dependents"]:
+        graph_lines += ["", f"waited for by: {_counted(graph['dependents'])}"]
+    lines += [*details(facts), *graph_lines]
     lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
     for name, (_read, columns) in TASK_TABLES.items():
         lines += ["", table(columns, optional[name])] if optional[name] else []
@@ -396,23 +408,6 @@ def _edge(edge: TaskDependency, upstream: Task | None) -> dict[str, Any]:
         "resolved_by": edge.resolved_by,
         "by": edge.resolved_by or edge.placed_by,
     }
-
-
-def _graph_lines(graph: dict[str, Any]) -> list[str]:
-    """Return the lines about the dependencies of a task."""
-    facts, cause = {}, graph["cause"]
-    if graph["workflow"] is not None:
-        facts = {"workflow": graph["workflow"], "step": graph["step"]}
-    if cause is not None:
-        name = cause.get("step") or cause.get("name") or ""
-        facts["cause"] = f"{name} {cause['id']}, {cause['status']}"
-    lines = details(facts)
-    if graph["waits_for"]:
-        head = f"waits for (join {graph['join']}, needs {graph['needs']} more):"
-        lines += ["", head, table(_EDGE, graph["waits_for"])]
-    if graph["dependents"]:
-        lines += ["", f"waited for by: {_counted(graph['dependents'])}"]
-    return lines
 
 
 def _counted(statuses: Mapping[str, int]) -> str:

@@ -92,15 +92,6 @@ def _staff_of(tenant: Tenant) -> list[str]:
     return list(users.values_list("username", flat=True))
 
 
-def _unlimited() -> str:
-    """Return which staff users see all tenants, and why."""
-    found = access.unlimited_users(_SHOWN + 1)
-    names = [f"{user.username} ({user.reason})" for user in found[:_SHOWN]]
-    text = _("Staff users who see all tenants: %s.") % ", ".join(names or ["-"])
-    more = _("`manage.py durable staff list` shows all of them.")
-    return escape(text if len(found) <= _SHOWN else f"{text} {more}")
-
-
 class TenantAdmin(tenants.TenantAdmin):
     """Tenants with their quotas and staff users."""
 
@@ -111,8 +102,13 @@ class TenantAdmin(tenants.TenantAdmin):
     def sections(self, request: HttpRequest, obj: Any) -> Any:
         shown: list[Any] = super().sections(request, obj)
         if self._may_assign(request):
-            access = {"fields": ("staff", "all_tenants"), "description": _unlimited()}
-            shown.append((_("Access"), access))
+            unlimited = access.unlimited_users(_SHOWN + 1)
+            users = [f"{user.username} ({user.reason})" for user in unlimited[:_SHOWN]]
+            text = str(_("Staff users who see all tenants: %s.") % ", ".join(users or ["-"]))
+            if len(unlimited) > _SHOWN:
+                text += f" {_('`manage.py durable staff list` shows all of them.')}"
+            section = {"fields": ("staff", "all_tenants"), "description": escape(text)}
+            shown.append((_("Access"), section))
         if quotas.set_quotas.is_permitted(request.user):
             names = (REQUESTS,) if obj is not None and obj.pk == DEFAULT_TENANT_ID else QUOTAS
             text = _("Empty: the value of DURABLE_TASKS['QUOTAS']. %s") % quotas.set_quotas.help

@@ -183,23 +183,21 @@ class StaffSessionAuthentication(SessionAuthentication):
         scopes = frozenset(ApiScope)
         if not user.has_perm(f"{APP}.{_READS_SECRETS}"):
             scopes -= {ApiScope.SECRETS}
-        tenant = _chosen(request.headers.get(TENANT_HEADER), allowed)
+        # Without the header, the only tenant or the default one.
+        slug = request.headers.get(TENANT_HEADER)
+        rows = Tenant.objects.using(conf.settings().DATABASE).select_related("quota")
+        if allowed is not None:
+            rows = rows.filter(pk__in=allowed)
+        if slug is None and allowed is not None and len(allowed) > 1:
+            raise invalid_header(TENANT_HEADER, "name one of the tenants of GET /tenants.")
+        if slug is None:
+            tenant = rows.filter(pk=DEFAULT_TENANT_ID).first() if allowed is None else rows.first()
+        else:
+            tenant = None if "\x00" in slug else rows.filter(slug=slug[:_LONGEST]).first()
+        if tenant is None and allowed is not None and not allowed:
+            raise Problem(problems.NOT_FOUND, "No tenant is assigned to this user.")
+        if tenant is None:
+            raise Problem(
+                problems.NOT_FOUND, f"{TENANT_HEADER}: there is no tenant with this slug."
+            )
         return Caller(tenant, user.get_username(), scopes, user, allowed), None
-
-
-def _chosen(slug: str | None, allowed: frozenset[int] | None) -> Tenant:
-    """Return the tenant that the header names; without it the only one, or the default one."""
-    rows = Tenant.objects.using(conf.settings().DATABASE).select_related("quota")
-    if allowed is not None:
-        rows = rows.filter(pk__in=allowed)
-    if slug is None and allowed is not None and len(allowed) > 1:
-        raise invalid_header(TENANT_HEADER, "name one of the tenants of GET /tenants.")
-    if slug is None:
-        found = rows.filter(pk=DEFAULT_TENANT_ID).first() if allowed is None else rows.first()
-    else:
-        found = None if "\x00" in slug else rows.filter(slug=slug[:_LONGEST]).first()
-    if found is None and allowed is not None and not allowed:
-        raise Problem(problems.NOT_FOUND, "No tenant is assigned to this user.")
-    if found is None:
-        raise Problem(problems.NOT_FOUND, f"{TENANT_HEADER}: there is no tenant with this slug.")
-    return found

@@ -118,7 +118,21 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         if row.completed_at is not None:
             return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
         which, wanted = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
-        read = _next_tasks(row, which.first_id)
+        # No index of its own finds the rows of the default tenant, so the tasks of all tenants are
+        # read. A cancellation reads open tasks only, however many have ended: a task may run until
+        # it is read.
+        rows = tables.tasks().filter(pk__lt=row.until_id)
+        if row.kind == BulkKind.CANCEL:
+            rows = rows.filter(status__in=sorted(OPEN), completed_at__isnull=True)
+        if row.tenant_id != DEFAULT_TENANT_ID:
+            rows = rows.filter(tenant_id=row.tenant_id)
+        if row.last_id is not None:
+            rows = rows.filter(pk__gt=row.last_id)
+        elif which.first_id is not None:
+            rows = rows.filter(pk__gte=which.first_id)
+        read = list(
+            rows.only("pk", "tenant_id", "status", "queue", "name").order_by("pk")[:EXAMINED]
+        )
         # The tasks of bulk operations are never changed.
         matching = [
             task.pk
@@ -138,24 +152,6 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         columns = ("last_id", "matched", "changed", "failed", "errors", "completed_at")
         tables.unguarded(BulkOperation).bulk_update([row], columns)
     return BulkProgress(row.matched, row.changed, row.failed, row.completed_at is not None)
-
-
-def _next_tasks(row: BulkOperation, first: uuid.UUID | None) -> list[Any]:
-    """Return the next tasks of the tenant in the order of their ids; of all tenants if it is the
-    default one, whose rows no index of their own finds.
-
-    A cancellation reads open tasks only, however many have ended: a task may run until it is read.
-    """
-    rows = tables.tasks().filter(pk__lt=row.until_id)
-    if row.kind == BulkKind.CANCEL:
-        rows = rows.filter(status__in=sorted(OPEN), completed_at__isnull=True)
-    if row.tenant_id != DEFAULT_TENANT_ID:
-        rows = rows.filter(tenant_id=row.tenant_id)
-    if row.last_id is not None:
-        rows = rows.filter(pk__gt=row.last_id)
-    elif first is not None:
-        rows = rows.filter(pk__gte=first)
-    return list(rows.only("pk", "tenant_id", "status", "queue", "name").order_by("pk")[:EXAMINED])
 
 
 def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> tuple[int, list[dict[str, str]]]:

@@ -545,11 +545,19 @@ class ApiViewSet(GenericViewSet[Any]):
                 return _response(_previewed(act, before))
             if key is None:
                 return _response(_in_transaction(act))
+            # Secrets are masked. Otherwise a key of the tenant that may not read them could guess
+            # one: only the right guess would be answered like the first request.
+            query = sorted(self.request.query_params.lists())
+            content: list[Any] = [without_secrets(self.request.data), query]
+            if "If-Match" in self.request.headers:
+                # An edit of another version is another request.
+                content.append(self.request.headers["If-Match"])
+            text = json.dumps(content, sort_keys=True)
             identity = RequestIdentity(
                 tenant_id=caller.tenant.pk,
                 key=key,
                 operation=operation_of(self.request),
-                fingerprint=_fingerprint(self.request),
+                fingerprint=hashlib.sha256(text.encode()).hexdigest(),
             )
             try:
                 done = None if at_once is None else at_once(identity)
@@ -631,18 +639,6 @@ def operation_of(request: Request) -> str:
     """Return method and path; the SHA-256 of them if they exceed the column."""
     text = f"{request.method} {request.path}"
     return text if len(text) <= _LONGEST_OPERATION else hashlib.sha256(text.encode()).hexdigest()
-
-
-def _fingerprint(request: Request) -> str:
-    """Return the digest of what a request asks for. An edit of another version is another one.
-
-    Secrets are masked. Otherwise a key of the tenant that may not read them could guess one: only
-    the right guess would be answered like the first request.
-    """
-    content: list[Any] = [without_secrets(request.data), sorted(request.query_params.lists())]
-    if "If-Match" in request.headers:
-        content.append(request.headers["If-Match"])
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class ReadMixin:

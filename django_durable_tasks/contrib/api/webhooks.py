@@ -59,13 +59,7 @@ def add_webhooks(
     schemas |= {_message_name(kind): _message(kind) for kind in DATA_OF}
     components = result.setdefault("components", {})
     components["schemas"] = {**components.get("schemas", {}), **schemas}
-    section = {"callback": _request(_callback())}
-    section |= {str(kind): _request(_notification(kind)) for kind in DATA_OF}
-    return {**result, "webhooks": section}
-
-
-def _callback() -> dict[str, Any]:
-    return {
+    callback = {
         "operationId": "webhookCallback",
         "summary": "A callback",
         "description": (
@@ -74,6 +68,9 @@ def _callback() -> dict[str, Any]:
         ),
         "requestBody": {"content": {"application/json": {"schema": {}}}},
     }
+    section = {"callback": _request(callback)}
+    section |= {str(kind): _request(_notification(kind)) for kind in DATA_OF}
+    return {**result, "webhooks": section}
 
 
 def _notification(kind: EventType) -> dict[str, Any]:

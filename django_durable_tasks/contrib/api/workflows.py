@@ -131,35 +131,26 @@ def workflow_from(given: Mapping[str, Any], caller: Caller) -> Workflow:
         if one["step"] in steps:
             raise invalid_field(f"{pointer}/step", "is the name of another step", "duplicate")
         try:
-            steps[one["step"]] = _added(flow, one, steps, caller, pointer)
+            target = target_of(
+                one, caller, pointer, lambda config, place: _resolved(config, steps, place)
+            )
+            options = {name: one[name] for name in StepBody.Meta.options if name in one}
+            steps[one["step"]] = flow.add_call(
+                _TaskWithOptions(target.registered, call_options(CallOptions(), options)),
+                target.args,
+                target.kwargs,
+                join=one.get("join", "ALL"),
+                on_upstream_failure=one["on_upstream_failure"],
+                step=one["step"],
+                # The client chooses who receives a callback or a message.
+                hides_secrets=one["target_type"] != TargetType.CELERY_TASK
+                and not caller.reads_secrets,
+            )
         except DurableTasksError as refused:
             raise invalid_field(pointer, str(refused)) from None
     for index, one in enumerate(given["steps"]):
         _connect(steps, one, f"#/steps/{index}/after")
     return flow
-
-
-def _added(
-    flow: Workflow,
-    given: Mapping[str, Any],
-    steps: Mapping[str, Step],
-    caller: Caller,
-    pointer: str,
-) -> Step:
-    target = target_of(
-        given, caller, pointer, lambda config, place: _resolved(config, steps, place)
-    )
-    options = {name: given[name] for name in StepBody.Meta.options if name in given}
-    return flow.add_call(
-        _TaskWithOptions(target.registered, call_options(CallOptions(), options)),
-        target.args,
-        target.kwargs,
-        join=given.get("join", "ALL"),
-        on_upstream_failure=given["on_upstream_failure"],
-        step=given["step"],
-        # The client chooses who receives a callback or a message.
-        hides_secrets=given["target_type"] != TargetType.CELERY_TASK and not caller.reads_secrets,
-    )
 
 
 def _resolved(value: Any, steps: Mapping[str, Step], pointer: str) -> Any:

@@ -121,10 +121,52 @@ def import_beat(options: Options, out: Output) -> int:
     if not options["dry_run"]:
         for row in rows:
             if row.act == IMPORT:
-                _import(row, options)
+                values = {
+                    "task": PLAIN_CELERY_TASK if row.carried else row.task,
+                    "options": row.options,
+                    "hold": "" if row.begins == "ACTIVE" else row.begins,
+                    "disable_in": options["database"] if options["disable_in_beat"] else None,
+                }
+                try:
+                    schedule = perform(importer.take_over, row.name, options, **values).value
+                except DurableTasksError as refused:
+                    row.act, row.reason = REFUSE, str(refused)
+                else:
+                    row.begins = schedule.status_reason or str(schedule.status)
     data = [{**dataclasses.asdict(row), "options": hidden(row.options)} for row in rows]
-    out.emit(data, _import_text(rows))
-    _note(rows, options, out)
+    listed, lines = [], []
+    for row in rows:
+        beat = "unknown" if row.beat is None else next(iter(row.beat), None)
+        next_runs = {"next_here": next(iter(row.here), None), "next_in_beat": beat}
+        listed.append({**dataclasses.asdict(row), **next_runs})
+        if row.reason or row.differences:
+            lines.append(f"\n{row.name}")
+        if row.reason:
+            lines.append(f"  {row.act}: {row.reason}")
+        if row.differences:
+            theirs = "unknown" if row.beat is None else ", ".join(map(cell, row.beat))
+            lines += [f"  {difference}" for difference in row.differences]
+            lines.append(f"  next here:    {', '.join(map(cell, row.here))}")
+            lines.append(f"  next in beat: {theirs}")
+    text = table(_IMPORT_COLUMNS, listed, "beat has no periodic tasks")
+    out.emit(data, "\n".join([text, *lines]))
+    not_durable = sorted(
+        {row.task for row in rows if row.carried and row.act in (IMPORT, LISTED)}
+        - set(conf.settings().PLAIN_CELERY_TASKS)
+    )
+    if not_durable:
+        allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *not_durable})
+        out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
+        out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
+    active = [row for row in rows if row.act == IMPORT and row.begins == "ACTIVE"]
+    if active and not options["disable_in_beat"]:
+        out.note(
+            f"{len(active)} of these fire here and in beat, as long as beat runs and has them: stop"
+            " it, switch them off there with --disable-in-beat, or import them --paused and"
+            " compare with `manage.py durable shadow`."
+        )
+    if options["dry_run"]:
+        out.note("Nothing was imported (--dry-run).")
     return REFUSED if any(row.act == REFUSE for row in rows) else OK
 
 
@@ -167,62 +209,6 @@ def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
     if not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
         return NOT_ALLOWED
     return IN_SHADOW if options["paused"] else ""
-
-
-def _import(row: BeatImportRow, options: Options) -> None:
-    values = {
-        "task": PLAIN_CELERY_TASK if row.carried else row.task,
-        "options": row.options,
-        "hold": "" if row.begins == "ACTIVE" else row.begins,
-        "disable_in": options["database"] if options["disable_in_beat"] else None,
-    }
-    try:
-        schedule = perform(importer.take_over, row.name, options, **values).value
-    except DurableTasksError as refused:
-        row.act, row.reason = REFUSE, str(refused)
-    else:
-        row.begins = schedule.status_reason or str(schedule.status)
-
-
-# Output -------------------------------------------------------------------------------------------
-
-
-def _import_text(found: Sequence[BeatImportRow]) -> str:
-    rows, lines = [], []
-    for row in found:
-        beat = "unknown" if row.beat is None else next(iter(row.beat), None)
-        next_runs = {"next_here": next(iter(row.here), None), "next_in_beat": beat}
-        rows.append({**dataclasses.asdict(row), **next_runs})
-        if row.reason or row.differences:
-            lines.append(f"\n{row.name}")
-        if row.reason:
-            lines.append(f"  {row.act}: {row.reason}")
-        if row.differences:
-            theirs = "unknown" if row.beat is None else ", ".join(map(cell, row.beat))
-            lines += [f"  {difference}" for difference in row.differences]
-            lines.append(f"  next here:    {', '.join(map(cell, row.here))}")
-            lines.append(f"  next in beat: {theirs}")
-    return "\n".join([table(_IMPORT_COLUMNS, rows, "beat has no periodic tasks"), *lines])
-
-
-def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None:
-    missing = sorted(
-        {row.task for row in found if row.carried and row.act in (IMPORT, LISTED)}
-        - set(conf.settings().PLAIN_CELERY_TASKS)
-    )
-    if missing:
-        allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *missing})
-        out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
-        out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
-    active = [row for row in found if row.act == IMPORT and row.begins == "ACTIVE"]
-    if active and not options["disable_in_beat"]:
-        out.note(
-            f"{len(active)} of these fire here and in beat, as long as beat runs and has them: stop"
-            " it, switch them off there with --disable-in-beat, or import them --paused and"
-            " compare with `manage.py durable shadow`."
-        )
-    if options["dry_run"]:
-        out.note("Nothing was imported (--dry-run).")
 
 
 # ``durable shadow``: compares the fires that this package would have created with those of

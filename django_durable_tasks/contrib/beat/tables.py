@@ -123,29 +123,42 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
     """Return the conversion of the row; raises Over for a row that will not run again,
     InvalidSchedule for an invalid one.
     """
-    _refuse_over(row, setting.now)
+    if row.expires is not None and row.expires <= setting.now:
+        raise BeatRowOver(f"It expired at {_instant(row.expires)}; beat would switch it off.")
+    if row.one_off and row.total_run_count > 0:
+        raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
+    if row.clocked is not None and row.clocked <= setting.now:
+        effect = "would run it at its next start" if row.enabled else "has switched it off"
+        raise BeatRowOver(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
     remarks: list[str] = []
     options: dict[str, Any] = {"overlap": Overlap.ALLOW.value, "description": row.description[:500]}
-    options |= _timing(row, setting, remarks) | _bounds(row, setting, remarks)
+    options |= _timing(row, setting, remarks)
+    if row.one_off or row.clocked is not None:
+        options["max_runs"] = 1
+    if row.expires is not None:
+        options["end_time"] = row.expires - _MICROSECOND
+        remarks.append(
+            "EXPIRES: beat puts it on each message too; here it ends the schedule, and its last"
+            " runs go on"
+        )
+    if row.expire_seconds is not None:
+        options["expires_in"] = float(row.expire_seconds)
     args, kwargs = _json(row, "args", list), _json(row, "kwargs", dict)
     if not setting.durable:
         sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": _message(row)}
         return Import(PLAIN_CELERY_TASK, options | {"args": [], "kwargs": sent}, tuple(remarks))
     options |= {"args": args, "kwargs": kwargs} | ({"queue": row.queue} if row.queue else {})
     if row.priority is not None:
-        options["priority"] = _priority(row.priority, setting.on_redis, remarks)
+        priority = row.priority
+        ours = max(0, _HIGHEST - priority) if setting.on_redis else min(priority, _HIGHEST)
+        if ours != priority:
+            order = "its lowest number first" if setting.on_redis else "its highest number first"
+            remarks.append(
+                f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
+            )
+        options["priority"] = ours
     remarks += _dropped(row)
     return Import(row.task, options, tuple(remarks))
-
-
-def _refuse_over(row: BeatRow, now: datetime) -> None:
-    if row.expires is not None and row.expires <= now:
-        raise BeatRowOver(f"It expired at {_instant(row.expires)}; beat would switch it off.")
-    if row.one_off and row.total_run_count > 0:
-        raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
-    if row.clocked is not None and row.clocked <= now:
-        effect = "would run it at its next start" if row.enabled else "has switched it off"
-        raise BeatRowOver(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
 
 
 # Schedule -----------------------------------------------------------------------------------------
@@ -239,21 +252,6 @@ def _listed(values: Any) -> str:
     return ",".join(map(str, values))
 
 
-def _bounds(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if row.one_off or row.clocked is not None:
-        found["max_runs"] = 1
-    if row.expires is not None:
-        found["end_time"] = row.expires - _MICROSECOND
-        remarks.append(
-            "EXPIRES: beat puts it on each message too; here it ends the schedule, and its last"
-            " runs go on"
-        )
-    if row.expire_seconds is not None:
-        found["expires_in"] = float(row.expire_seconds)
-    return found
-
-
 # Task and options ---------------------------------------------------------------------------------
 
 
@@ -270,16 +268,6 @@ def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> 
             f"Its {column} are {text[:60]!r}; give JSON that is a {kind.__name__}."
         )
     return value
-
-
-def _priority(priority: int, on_redis: bool, remarks: list[str]) -> int:
-    ours = max(0, _HIGHEST - priority) if on_redis else min(priority, _HIGHEST)
-    if ours != priority:
-        order = "its lowest number first" if on_redis else "its highest number first"
-        remarks.append(
-            f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
-        )
-    return ours
 
 
 def _dropped(row: BeatRow) -> list[str]:

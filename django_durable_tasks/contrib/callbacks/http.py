@@ -346,7 +346,14 @@ class ConnectionAttempt:
         patience: float,
         timings: Timings,
     ) -> None:
-        self._addresses, self._port = _mixed(addresses)[:_TRIED], port
+        # Both families in turn, in the order of each family.
+        first = addresses[0].version if addresses else 4
+        families = (
+            [address for address in addresses if (address.version == first) is same]
+            for same in (True, False)
+        )
+        mixed = (one for pair in itertools.zip_longest(*families) for one in pair)
+        self._addresses, self._port = [one for one in mixed if one is not None][:_TRIED], port
         self._deadline, self._patience, self.timings = deadline, patience, timings
         self._sock: socket.socket | None = None
         self.connected = self.ready = False
@@ -387,16 +394,6 @@ class ConnectionAttempt:
         """Close the socket."""
         if self._sock is not None:
             self._sock.close()
-
-
-def _mixed(addresses: Sequence[Address]) -> list[Address]:
-    """Return the addresses with both families in turn, in the order of each family."""
-    first = addresses[0].version if addresses else 4
-    families = (
-        [address for address in addresses if (address.version == first) is same]
-        for same in (True, False)
-    )
-    return [one for pair in itertools.zip_longest(*families) for one in pair if one is not None]
 
 
 class _Answer(http.client.HTTPResponse):
@@ -584,16 +581,10 @@ def _raise(error: Exception, dial: ConnectionAttempt) -> NoReturn:
         failure = CallFailure.TIMEOUT
     else:
         failure = CallFailure.PROTOCOL
-    raise CallFailed(failure, _detail(error), dial.timings.end()) from error
-
-
-def _detail(error: Exception) -> str:
-    """Return the text for the operator's log. The text of an HTTP error is omitted, because the
-    server wrote it.
-    """
-    if isinstance(error, OSError):
-        return f"{type(error).__name__}: {ascii(str(error))[:_DETAIL_MAX]}"
-    return type(error).__name__
+    detail = type(error).__name__
+    if isinstance(error, OSError):  # the server wrote the text of an HTTP error
+        detail += f": {ascii(str(error))[:_DETAIL_MAX]}"
+    raise CallFailed(failure, detail, dial.timings.end()) from error
 
 
 # The client of this process, as the settings configure it, and the headers of its requests.

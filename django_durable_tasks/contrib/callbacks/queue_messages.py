@@ -104,9 +104,13 @@ def queue_message(
         raise InvalidTarget(
             f"routing_key={routing_key!r} needs exchange= instead of queue=.", option="routing_key"
         )
+    if exchange is None:
+        key = _name("queue", queue)
+    else:
+        key = "" if routing_key in (None, "") else _name("routing_key", routing_key)
     message = QueueMessage(
         exchange="" if exchange is None else _name("exchange", exchange),
-        routing_key=_name("queue", queue) if exchange is None else _name_or_empty(routing_key),
+        routing_key=key,
         body=_text(arguments.get("body")),
         content_type=_content_type(arguments.get("content_type"), arguments.get("body")),
         headers=_headers(arguments.get("headers")),
@@ -156,10 +160,6 @@ def _name(option: str, value: object) -> str:
     if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _NAME_MAX:
         raise InvalidTarget.of(option, value, f"give 1 to {_NAME_MAX} printable characters.")
     return value
-
-
-def _name_or_empty(value: object) -> str:
-    return "" if value in (None, "") else _name("routing_key", value)
 
 
 @about("body")
@@ -289,7 +289,17 @@ def _publish(broker: BrokerConnection, message: QueueMessage, message_id: str) -
     )
     try:
         if broker.driver == "amqp":
-            return _confirmed(channel, prepared, message)
+            # A message that no queue receives is returned before the confirmation, which raises a
+            # channel error.
+            channel.confirm_select()
+            channel.basic_publish_confirm(
+                prepared,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                mandatory=True,
+                confirm_timeout=conf.settings().PUBLISH_TIMEOUT,
+            )
+            return True
         _check_bound(channel, message)
         channel.basic_publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
     except broker.failures as error:
@@ -298,24 +308,12 @@ def _publish(broker: BrokerConnection, message: QueueMessage, message_id: str) -
         raise MessageRejected(f"{message.place}: {type(error).__name__}: {error}") from error
     finally:
         if broker.driver == "amqp" and channel.is_open and not broker.unusable:
-            _abandon(broker, channel)
+            # If it fails, the connection is unusable, so that it is not shared.
+            try:
+                channel.close()
+            except broker.failures:
+                broker.unusable = True
     return False
-
-
-def _confirmed(channel: Any, prepared: Any, message: QueueMessage) -> bool:
-    """Publish as mandatory and wait for the confirmation. A message that no queue receives is
-    returned first, which raises a channel error.
-    """
-    timeout = conf.settings().PUBLISH_TIMEOUT
-    channel.confirm_select()
-    channel.basic_publish_confirm(
-        prepared,
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        mandatory=True,
-        confirm_timeout=timeout,
-    )
-    return True
 
 
 def _check_bound(channel: Any, message: QueueMessage) -> None:
@@ -335,11 +333,3 @@ def _check_bound(channel: Any, message: QueueMessage) -> None:
         found = []
     if not found:
         raise MessageRejected(f"{message.place}: no queue is bound to it.")
-
-
-def _abandon(broker: BrokerConnection, channel: Any) -> None:
-    """Close the channel; a failure makes the connection unusable, so that it is not shared."""
-    try:
-        channel.close()
-    except broker.failures:
-        broker.unusable = True

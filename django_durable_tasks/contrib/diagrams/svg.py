@@ -180,9 +180,15 @@ def _line(outline: Outline, line: Line, points: list[Point], *, downwards: bool)
     width = 2.6 if line.critical else 1.4
     dashes = (BROKEN_DASHES if line.broken else DASHES[line.kind]) or None
     drawn = partial(element, "path", stroke=colour, **_ROUND)
+    ends = (outline.boxes[line.source].label, outline.boxes[line.target].label)
+    state = "not resolved yet" if line.unresolved else "resolved"
+    if line.count > 1:
+        state = f"{line.count:,} dependencies, {line.unresolved:,} not resolved yet"
+    between = " → ".join(shortened(end, _TOOLTIP / 3) for end in ends)
+    cycle = "closes a cycle" * line.broken
     return element(
         "g",
-        element("title", _title_of_line(outline, line)),
+        element("title", _tooltip(between, f"{line.kind}: {state}", line.outcome, cycle)),
         drawn(d=curve, fill="none", stroke_width=width, stroke_dasharray=dashes),
         drawn(d=head, fill="panel" if line.unresolved else colour, stroke_width=1.4),
     )
@@ -306,20 +312,6 @@ def _title_of_box(box: Box) -> str:
         f"{node.status}: {reason}" if reason else str(node.status),
         took,
         path,
-    )
-
-
-def _title_of_line(outline: Outline, line: Line) -> str:
-    """Return the ends, the kind, and whether the dependency is resolved."""
-    ends = (outline.boxes[line.source].label, outline.boxes[line.target].label)
-    state = "not resolved yet" if line.unresolved else "resolved"
-    if line.count > 1:
-        state = f"{line.count:,} dependencies, {line.unresolved:,} not resolved yet"
-    return _tooltip(
-        " → ".join(shortened(end, _TOOLTIP / 3) for end in ends),
-        f"{line.kind}: {state}",
-        line.outcome,
-        "closes a cycle" * line.broken,
     )
 
 

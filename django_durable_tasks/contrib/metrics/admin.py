@@ -95,11 +95,6 @@ class ChartQuery:
             }
 
 
-def _moments(points: Sequence[ChartPoint], period: ChartPeriod) -> list[str]:
-    layout = "%H:%M" if period.name == "1h" else "%Y-%m-%d %H:%M"
-    return [f"{timezone.localtime(point.start):{layout}}" for point in points]
-
-
 def _ticks(points: Sequence[ChartPoint], period: ChartPeriod) -> Iterator[tuple[int, str]]:
     """Yield the points at round times of the site's zone, with their labels."""
     each = _TICK_MINUTES[period.name]
@@ -110,7 +105,8 @@ def _ticks(points: Sequence[ChartPoint], period: ChartPeriod) -> Iterator[tuple[
 
 
 def _frame(key: str, title: str, data: ChartData, query: ChartQuery) -> ChartFrame:
-    moments = _moments(data.points, query.period)
+    layout = "%H:%M" if query.period.name == "1h" else "%Y-%m-%d %H:%M"
+    moments = [f"{timezone.localtime(point.start):{layout}}" for point in data.points]
     description = gettext(
         "%(points)d points of %(minutes)d min from %(first)s to %(last)s. The table below contains"
         " the values."

@@ -135,39 +135,6 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
             distribution = counted.durations[duration]
             histogram.add_metric(list(labels), _buckets(distribution), distribution.total)
         yield histogram
-    yield from _queue_gauges(gauges)
-    yield from _cluster_gauges(gauges)
-
-
-def _grouped(
-    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
-) -> dict[tuple[str, ...], CountedDurations]:
-    """Return the sums by labels; series of several tenants or statuses may have the same."""
-    found: dict[tuple[str, ...], CountedDurations] = {}
-    for key, counted in rows:
-        values = key._asdict()
-        if key.tenant_id == ALL_TENANTS:
-            values["tenant_id"] = ""
-        group = tuple(str(values[field]) for field in labels.values())
-        found.setdefault(group, CountedDurations()).add(counted)
-    return dict(sorted(found.items()))
-
-
-def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
-    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
-    return list(zip(bounds, accumulate(distribution.numbers), strict=True))
-
-
-def _gauge(
-    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
-) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
-    for values, number in rows:
-        family.add_metric(list(values), number)
-    return family
-
-
-def _queue_gauges(gauges: Gauges) -> Iterator[Metric]:
     queues = sorted(gauges.queues.items())
     depths = [
         ((queue, status), number)
@@ -178,8 +145,8 @@ def _queue_gauges(gauges: Gauges) -> Iterator[Metric]:
             ("RUNNING", one.running),
         )
     ]
-    text = "Open tasks of a queue. PENDING ones are counted up to 10,000."
-    yield _gauge("queue_depth", text, ["queue", "status"], depths)
+    description = "Open tasks of a queue. PENDING ones are counted up to 10,000."
+    yield _gauge("queue_depth", description, ["queue", "status"], depths)
     yield _gauge(
         "due",
         "PENDING tasks that are due, up to 10,000.",
@@ -192,9 +159,6 @@ def _queue_gauges(gauges: Gauges) -> Iterator[Metric]:
         ["queue"],
         [((queue,), one.oldest_due_age) for queue, one in queues],
     )
-
-
-def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
     yield _gauge("leader", "1 if a scheduler is the leader.", [], [((), float(gauges.is_led))])
     yield _gauge("leader_term", "The term of the leader.", [], [((), gauges.term)])
     yield _gauge(
@@ -225,10 +189,40 @@ def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
         ["scope"],
         [((scope,), most) for scope, (_, most) in limits],
     )
-    text = "Open dead letters, up to 10,000."
-    yield _gauge("open_dead_letters", text, [], [((), gauges.dead_letters)])
-    text = "Age of the newest minute that is counted for the last time, about an hour after it."
-    yield _gauge("settled_age_seconds", text, [], [((), gauges.settled_age)])
+    description = "Open dead letters, up to 10,000."
+    yield _gauge("open_dead_letters", description, [], [((), gauges.dead_letters)])
+    description = (
+        "Age of the newest minute that is counted for the last time, about an hour after it."
+    )
+    yield _gauge("settled_age_seconds", description, [], [((), gauges.settled_age)])
+
+
+def _grouped(
+    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
+) -> dict[tuple[str, ...], CountedDurations]:
+    """Return the sums by labels; series of several tenants or statuses may have the same."""
+    found: dict[tuple[str, ...], CountedDurations] = {}
+    for key, counted in rows:
+        values = key._asdict()
+        if key.tenant_id == ALL_TENANTS:
+            values["tenant_id"] = ""
+        group = tuple(str(values[field]) for field in labels.values())
+        found.setdefault(group, CountedDurations()).add(counted)
+    return dict(sorted(found.items()))
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.numbers), strict=True))
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+    for values, number in rows:
+        family.add_metric(list(values), number)
+    return family
 
 
 # The values are read from the database, so every process answers the same, and a killed process

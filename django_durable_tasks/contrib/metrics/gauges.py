@@ -108,6 +108,7 @@ def read_gauges() -> Gauges:
             skews[node.kind] = node.skew
     noticed = recent_clock_step(alive, now)
     used, most = waitlist.count_usage(), SERIES_MAX
+    limit_config = config.read()
     return Gauges(
         queues=busiest_queues(_queues(now, used), most),
         term=term,
@@ -115,7 +116,14 @@ def read_gauges() -> Gauges:
         nodes=Counter((node.kind, _state(node, now)) for node in alive),
         skews=skews,
         clock_step=noticed.clock_step or 0.0 if noticed else 0.0,
-        limits=fullest_limits(_limits(used), most),
+        limits=fullest_limits(
+            {
+                scope: (used.under_way[scope], allowed.places)
+                for scope, allowed in sorted(limit_config.scopes.items())
+                if allowed.places is not None and scope != EACH_TENANT
+            },
+            most,
+        ),
         dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
         settled_age=(now - settled).total_seconds() if settled else 0.0,
     )
@@ -137,12 +145,3 @@ def _state(node: Node, now: datetime) -> str:
     if is_silent(node, now):
         return "silent"
     return "draining" if node.draining else "alive"
-
-
-def _limits(used: Usage) -> dict[str, tuple[int, int]]:
-    limit_config = config.read()
-    return {
-        scope: (used.under_way[scope], allowed.places)
-        for scope, allowed in sorted(limit_config.scopes.items())
-        if allowed.places is not None and scope != EACH_TENANT
-    }

@@ -86,22 +86,18 @@ def send_email(
         },
     )
     try:
-        _mailer().send_messages([message])
+        # A backend without a timeout gets one.
+        mailers = getattr(mail, "mailers", None)  # since Django 6.1
+        connection: Any = mail.get_connection() if mailers is None else mailers.default
+        if getattr(connection, "timeout", 0) is None:
+            connection.timeout = _ANSWER_TIMEOUT
+        connection.send_messages([message])
     except (OSError, smtplib.SMTPException) as error:
         failed = error
     else:
         _record_health(live, key, "")
         return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
     raise _failure(live, failed, key)
-
-
-def _mailer() -> Any:
-    """Return a connection of the default mail backend. A backend without a timeout gets one."""
-    mailers = getattr(mail, "mailers", None)  # since Django 6.1
-    connection: Any = mail.get_connection() if mailers is None else mailers.default
-    if getattr(connection, "timeout", 0) is None:
-        connection.timeout = _ANSWER_TIMEOUT
-    return connection
 
 
 def _failure(live: LiveRun, error: Exception, key: str) -> DeliveryRetry | DeliveryFailed:
