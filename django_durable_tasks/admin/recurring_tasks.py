@@ -262,21 +262,6 @@ def _paused(row: RecurringTask) -> Sentence:
     return Sentence(Level.WAIT, f"It is paused{since}{by}{why}. {until}")
 
 
-def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
-    return [
-        {
-            "override": override,
-            "at": recurring_form.local_of(override.fire_time, row.time_zone),
-            "open": override.fire_time > now,
-            "to": recurring_form.local_of(override.move_to, row.time_zone)
-            if override.move_to
-            else "",
-            "fire_time": override.fire_time.isoformat(),
-        }
-        for override in overrides_of(row)[::-1][: _OVERRIDES + 1]
-    ]
-
-
 # The ledger ---------------------------------------------------------------------------------------
 
 
@@ -513,7 +498,19 @@ class RecurringTaskAdmin(OwnFormAdmin):
         now = database_now()
         form = WhyForm(request.GET if "at" in request.GET else None)
         in_zone(form, row.time_zone)
-        (planned, problem), overrides = _planned(row, now), _overrides(row, now)
+        planned, problem = _planned(row, now)
+        overrides = [
+            {
+                "override": override,
+                "at": recurring_form.local_of(override.fire_time, row.time_zone),
+                "open": override.fire_time > now,
+                "to": recurring_form.local_of(override.move_to, row.time_zone)
+                if override.move_to
+                else "",
+                "fire_time": override.fire_time.isoformat(),
+            }
+            for override in overrides_of(row)[::-1][: _OVERRIDES + 1]
+        ]
         # The removal of an override is offered beside each override.
         fits: dict[Operation, bool] = {
             operation: operation.fits(row.status) and operation is not lifecycle.withdraw_override

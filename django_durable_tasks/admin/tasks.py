@@ -144,22 +144,15 @@ def took(task: Any) -> str:
     return display.duration(((task.completed_at or task.seen_at) - task.started_at).total_seconds())
 
 
-def _is_skipped_by_an_ended_task(task: Any) -> bool:
-    """Return whether the task was skipped because of an ended one, which has to be replayed
-    first.
-    """
-    if task.status != Status.SKIPPED or task.cause is None:
-        return False
-    causes = Task.objects.using(task._state.db).filter(pk=task.cause, status__in=REPLAYABLE)
-    return bool(causes.exists())
-
-
 def _buttons(model_admin: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
     permitted = model_admin.get_actions(request)
     ended = task.status in REPLAYABLE
+    # If an ended task is the cause of a skipped one, that one has to be replayed first.
+    causes = Task.objects.using(task._state.db).filter(pk=task.cause, status__in=REPLAYABLE)
+    waits = task.status == Status.SKIPPED and task.cause is not None and causes.exists()
     fits: dict[Operation, bool] = {
         operator_actions.retry: task.status == Status.PENDING and task.failures > 0,
-        operator_actions.replay: ended and not _is_skipped_by_an_ended_task(task),
+        operator_actions.replay: ended and not waits,
         operator_actions.cancel: task.status in OPEN and task.cancel_requested_at is None,
         operator_actions.force_complete: task.status != Status.SUCCESS,
     }

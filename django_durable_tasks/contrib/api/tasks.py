@@ -525,7 +525,17 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         given, caller = self.query(), self.caller
         included = given.pop("include", ())
         without = [one for name in INCLUDED if name not in included for one in _columns(name)]
-        paginator = TaskPagination(self.tenant_id, _lookups(given), without)
+        lookups = dict(given)
+        # Ids sort by creation time, so that a range of time is a range of the primary key.
+        for name, lookup in (("from", "pk__gte"), ("to", "pk__lt")):
+            if name in lookups:
+                unix_ms = max(0, int(lookups.pop(name).timestamp() * 1_000))
+                lookups[lookup] = first_uuid7_of(unix_ms)
+        statuses = lookups.pop("status", ())
+        if statuses:
+            several = len(statuses) > 1
+            lookups["status__in" if several else "status"] = statuses if several else statuses[0]
+        paginator = TaskPagination(self.tenant_id, lookups, without)
         return self.page(self.rows(), lambda row: self.show(row, caller, included), paginator)
 
     @endpoint(filters=_INCLUDE)
@@ -815,22 +825,6 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
 
 def _columns(name: str) -> tuple[str, ...]:
     return _COLUMNS.get(name, (name,))
-
-
-def _lookups(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the filters as lookups. Ids sort by creation time, so that a range of time is a range
-    of the primary key.
-    """
-    found = dict(given)
-    for name, lookup in (("from", "pk__gte"), ("to", "pk__lt")):
-        if name in found:
-            unix_ms = max(0, int(found.pop(name).timestamp() * 1_000))
-            found[lookup] = first_uuid7_of(unix_ms)
-    statuses = found.pop("status", ())
-    if statuses:
-        several = len(statuses) > 1
-        found["status__in" if several else "status"] = statuses if several else statuses[0]
-    return found
 
 
 def _made(task_id: Any, status: int = 201) -> dict[str, Any]:

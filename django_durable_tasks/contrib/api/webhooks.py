@@ -141,7 +141,10 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if origin is NotRequired:
         return schema_of(arguments[0])
     if origin is Annotated:
-        return schema_of(arguments[0]) | dict(map(_keyword, hint.__metadata__))
+        return schema_of(arguments[0]) | {
+            "format" if isinstance(one, Format) else "description": getattr(one, "name", one)
+            for one in hint.__metadata__
+        }
     if origin in (Union, UnionType):
         # A parameter that may be None need not be given; one of several types has no schema.
         kinds = [kind for kind in arguments if kind is not NoneType]
@@ -151,12 +154,6 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return {"type": "string", "enum": [str(one) for one in hint]}
     return _TYPES[origin or hint]
-
-
-def _keyword(metadata: Any) -> tuple[str, str]:
-    if isinstance(metadata, Format):
-        return "format", metadata.name
-    return "description", str(metadata)
 
 
 def _object(kind: Any) -> dict[str, Any]:

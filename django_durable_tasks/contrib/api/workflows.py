@@ -149,7 +149,25 @@ def workflow_from(given: Mapping[str, Any], caller: Caller) -> Workflow:
         except DurableTasksError as refused:
             raise invalid_field(pointer, str(refused)) from None
     for index, one in enumerate(given["steps"]):
-        _connect(steps, one, f"#/steps/{index}/after")
+        place = f"#/steps/{index}/after"
+        after = one.get("after", [])
+        if not isinstance(after, list | dict) or not all(isinstance(name, str) for name in after):
+            raise invalid_field(place, "is neither a list nor an object of names of steps", "type")
+        for name in after:
+            if name not in steps:
+                hint = did_you_mean(name, list(steps))
+                raise invalid_field(place, f"{name[:100]!r} is no step. {hint}".strip(), "unknown")
+        try:
+            needed_of(one.get("join", "ALL"), len(after))
+        except DurableTasksError as refused:
+            raise invalid_field(f"{place.removesuffix('after')}join", str(refused)) from None
+        kinds = after if isinstance(after, dict) else dict.fromkeys(after, "MUST_SUCCEED")
+        try:
+            steps[one["step"]].after({steps[name]: kind for name, kind in kinds.items()})
+        except DependencyCycle as refused:
+            raise invalid_field(place, str(refused), "cycle") from None
+        except DurableTasksError as refused:
+            raise invalid_field(place, str(refused)) from None
     return flow
 
 
@@ -179,27 +197,6 @@ def _reference(value: Mapping[str, Any], steps: Mapping[str, Step], pointer: str
     for part in path:
         found = found[part]
     return found
-
-
-def _connect(steps: Mapping[str, Step], given: Mapping[str, Any], pointer: str) -> None:
-    after = given.get("after", [])
-    if not isinstance(after, list | dict) or not all(isinstance(name, str) for name in after):
-        raise invalid_field(pointer, "is neither a list nor an object of names of steps", "type")
-    for name in after:
-        if name not in steps:
-            hint = did_you_mean(name, list(steps))
-            raise invalid_field(pointer, f"{name[:100]!r} is no step. {hint}".strip(), "unknown")
-    try:
-        needed_of(given.get("join", "ALL"), len(after))
-    except DurableTasksError as refused:
-        raise invalid_field(f"{pointer.removesuffix('after')}join", str(refused)) from None
-    kinds = after if isinstance(after, dict) else dict.fromkeys(after, "MUST_SUCCEED")
-    try:
-        steps[given["step"]].after({steps[name]: kind for name, kind in kinds.items()})
-    except DependencyCycle as refused:
-        raise invalid_field(pointer, str(refused), "cycle") from None
-    except DurableTasksError as refused:
-        raise invalid_field(pointer, str(refused)) from None
 
 
 class WorkflowAnswer(Answer):

@@ -192,7 +192,12 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
         return found
     found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
     found.differences = (*become.remarks, *comparison.differences)
-    found.begins = _pause_reason(row, options, durable=durable) or "ACTIVE"
+    if not row.enabled:
+        found.begins = DISABLED
+    elif not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
+        found.begins = NOT_ALLOWED
+    else:
+        found.begins = IN_SHADOW if options["paused"] else "ACTIVE"
     if before is not None and not row.enabled:
         found.act, found.begins = OURS, str(before.status)
         found.reason = "it was imported and is switched off in beat"
@@ -200,15 +205,6 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
         found.act = LISTED
         found.reason = "its task is no durable task; decorate it, or import it with --carry"
     return found
-
-
-def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
-    """Return why the imported schedule starts paused; empty if it does not."""
-    if not row.enabled:
-        return DISABLED
-    if not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
-        return NOT_ALLOWED
-    return IN_SHADOW if options["paused"] else ""
 
 
 # ``durable shadow``: compares the fires that this package would have created with those of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
@@ -157,7 +157,17 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
                 f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
             )
         options["priority"] = ours
-    remarks += _dropped(row)
+    message = {
+        "exchange": row.exchange,
+        "routing key": row.routing_key,
+        "headers": _json(row, "headers", dict),
+    }
+    dropped = [name for name, value in message.items() if value]
+    if dropped:
+        remarks.append(
+            f"MESSAGE: {', '.join(dropped)} are not kept: a durable task has a queue, and no"
+            " message of its own"
+        )
     return Import(row.task, options, tuple(remarks))
 
 
@@ -268,19 +278,6 @@ def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> 
             f"Its {column} are {text[:60]!r}; give JSON that is a {kind.__name__}."
         )
     return value
-
-
-def _dropped(row: BeatRow) -> list[str]:
-    given: Mapping[str, Any] = {
-        "exchange": row.exchange,
-        "routing key": row.routing_key,
-        "headers": _json(row, "headers", dict),
-    }
-    found = [name for name, value in given.items() if value]
-    if not found:
-        return []
-    names = ", ".join(found)
-    return [f"MESSAGE: {names} are not kept: a durable task has a queue, and no message of its own"]
 
 
 def _message(row: BeatRow) -> dict[str, Any]:

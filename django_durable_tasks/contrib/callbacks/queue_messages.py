@@ -194,7 +194,18 @@ def _headers(value: object) -> Mapping[str, Any]:
     except InvalidOption as invalid:
         raise InvalidTarget(str(invalid)) from None
     for name, content in found.items():
-        _refuse_header(name)
+        # AMQP distinguishes case and Celery does too, but a program in between may not.
+        lower = name.strip().lower().replace("-", "_")
+        if lower in _OF_CELERY or lower.startswith(_OF_THIS_PACKAGE):
+            raise InvalidTarget(
+                f"headers has {name!r}, by which Celery or this package could take the message for"
+                " a task: give the header another name."
+            )
+        if lower in _OF_RABBITMQ:
+            raise InvalidTarget(
+                f"headers has {name!r}, with which RabbitMQ delivers to further queues: create one"
+                " message for each queue."
+            )
         # A program that forwards the message over HTTP or STOMP may copy it into a header. A value
         # is not part of the error, because it may be a secret.
         if not name.isprintable() or _has_control_characters(content):
@@ -209,21 +220,6 @@ def _has_control_characters(value: object) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_control_characters, chain(value, value.values())))
     return isinstance(value, list | tuple) and any(map(_has_control_characters, value))
-
-
-def _refuse_header(name: str) -> None:
-    # AMQP distinguishes case and Celery does too, but a program in between may not.
-    lower = name.strip().lower().replace("-", "_")
-    if lower in _OF_CELERY or lower.startswith(_OF_THIS_PACKAGE):
-        raise InvalidTarget(
-            f"headers has {name!r}, by which Celery or this package could take the message for a"
-            " task: give the header another name."
-        )
-    if lower in _OF_RABBITMQ:
-        raise InvalidTarget(
-            f"headers has {name!r}, with which RabbitMQ delivers to further queues: create one"
-            " message for each queue."
-        )
 
 
 def sent_content_type(content_type: str) -> str:

@@ -97,24 +97,20 @@ def send_email(
     else:
         _record_health(live, key, "")
         return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
-    raise _failure(live, failed, key)
-
-
-def _failure(live: LiveRun, error: Exception, key: str) -> DeliveryRetry | DeliveryFailed:
     run = live.run
-    refused, answer = _verdict(error)
+    refused, answer = _verdict(failed)
     text = f"E-mail was not accepted: {answer}"
     logger.warning(
         "Attempt %d of task %s: the mail server did not accept the message: %s",
         run.attempt,
         run.task_id,
-        shortened(f"{type(error).__name__}: {str(error)!a}", _LOGGED_MAX),
+        shortened(f"{type(failed).__name__}: {str(failed)!a}", _LOGGED_MAX),
         extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
     )
     if refused:
-        return DeliveryFailed(text)
+        raise DeliveryFailed(text)
     _record_health(live, key, text)
-    return DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
+    raise DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
 
 
 def _record_health(live: LiveRun, key: str, failure: str) -> None:
