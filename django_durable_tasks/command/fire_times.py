@@ -20,7 +20,6 @@ from django.db.models import FloatField, IntegerField
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
-from django_durable_tasks.command.arguments import argument, count, moment
 from django_durable_tasks.command.schedules import (
     CALENDAR_SOURCES,
     NAMED,
@@ -33,7 +32,10 @@ from django_durable_tasks.command.subcommand import (
     OK,
     Options,
     Output,
+    argument,
+    count,
     hidden,
+    moment,
     plain,
     refuse,
     subcommand,

@@ -19,7 +19,6 @@ from django_durable_tasks.audit import about, in_sets, masked_arguments, of_task
 from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import OPEN, FireOutcome, RecurringStatus, Status, WorkflowStatus
 from django_durable_tasks.cluster import queues
-from django_durable_tasks.command.arguments import argument, count, letter_id, moment, task_id
 from django_durable_tasks.command.schedules import (
     NAMED,
     find_schedule,
@@ -32,15 +31,20 @@ from django_durable_tasks.command.subcommand import (
     OK,
     Options,
     Output,
+    argument,
     columns_of,
+    count,
     details,
     facts_of,
     filtered,
     hidden,
     hidden_rows,
+    letter_id,
+    moment,
     refuse,
     subcommand,
     table,
+    task_id,
 )
 from django_durable_tasks.command.tasks import (
     LETTER_LOOKUPS,

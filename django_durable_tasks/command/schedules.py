@@ -17,22 +17,25 @@ from django_durable_tasks import conf
 from django_durable_tasks.audit import acting
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import Action, AuditSource
-from django_durable_tasks.command.arguments import argument, moment, one_of, weekdays
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
     UNHEALTHY,
     Options,
     Output,
+    argument,
     cell,
     filtered,
     hidden,
+    moment,
+    one_of,
     perform,
     plain,
     refuse,
     subcommand,
     table,
     tenant_named,
+    weekdays,
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask

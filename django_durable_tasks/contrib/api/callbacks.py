@@ -15,8 +15,8 @@ from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import OneTaskMixin
 from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
+from django_durable_tasks.contrib.callbacks.http import secrets_of_callbacks
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
-from django_durable_tasks.contrib.callbacks.signing_secrets import secrets_of_callbacks
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from django_durable_tasks.command.arguments import argument, values
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
     Options,
     Output,
+    argument,
     perform,
     refuse,
     subcommand,
     table,
     tenant_named,
+    values,
 )
 from django_durable_tasks.contrib.api import access, quotas
 from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet, StaffTenant

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
+from django.core.checks import CheckMessage, register
 from django.db import connections
 from django.db.models import ExpressionWrapper, F, QuerySet
 from django.db.models.functions import Greatest
@@ -15,6 +16,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.audit import current_actor, recorded
+from django_durable_tasks.checks.configuration import valid_settings
+from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.choices import OPEN, RecurringStatus, Status
 from django_durable_tasks.contrib.api.models import (
     TenantQuota,
@@ -467,3 +470,18 @@ def refused(tenant_id: int, quota: str, detail: str) -> None:
     was rolled back.
     """
     quota_refused.send(TenantQuota, tenant_id=tenant_id, quota=quota, detail=detail)
+
+
+# The system check of the quotas in the settings.
+
+
+@register()
+def check_quotas(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
+    """Check the values of QUOTAS."""
+    if valid_settings() is None:
+        return []
+    try:
+        quotas_of(conf.quotas())
+    except InvalidOption as invalid:
+        return [FINDINGS["E001"](reason=f"DURABLE_TASKS['QUOTAS']: {invalid}")]
+    return []

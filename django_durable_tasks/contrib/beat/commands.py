@@ -13,7 +13,6 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.routing import queue_at
-from django_durable_tasks.command.arguments import argument, count, moment
 from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.command.subcommand import (
     OK,
@@ -21,14 +20,17 @@ from django_durable_tasks.command.subcommand import (
     UNHEALTHY,
     Options,
     Output,
+    argument,
     cell,
+    count,
     hidden,
+    moment,
     perform,
     refuse,
     subcommand,
     table,
 )
-from django_durable_tasks.contrib.beat import compare, importer, shadow_fires, tables
+from django_durable_tasks.contrib.beat import compare, shadow_fires, tables
 from django_durable_tasks.contrib.beat.shadow_fires import Shadow
 from django_durable_tasks.contrib.beat.tables import (
     DISABLED,
@@ -98,7 +100,7 @@ _database = argument(
         help="switch off in beat what fires here from now on",
     ),
     _database,
-    operations=(importer.take_over,),
+    operations=(tables.take_over,),
 )
 def import_beat(options: Options, out: Output) -> int:
     """Compare the fire times of each row of django-celery-beat with those of its import, and import
@@ -128,7 +130,7 @@ def import_beat(options: Options, out: Output) -> int:
                     "disable_in": options["database"] if options["disable_in_beat"] else None,
                 }
                 try:
-                    schedule = perform(importer.take_over, row.name, options, **values).value
+                    schedule = perform(tables.take_over, row.name, options, **values).value
                 except DurableTasksError as refused:
                     row.act, row.reason = REFUSE, str(refused)
                 else:
@@ -171,7 +173,7 @@ def import_beat(options: Options, out: Output) -> int:
 
 
 def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
-    durable, before = registry.find(given.task) is not None, importer.known(given.name)
+    durable, before = registry.find(given.task) is not None, tables.known(given.name)
     row = compare.seen_by_beat(given)
     if durable and (row.exchange is not None or row.routing_key):
         # The queue to which its exchange and routing key lead, if there is one.
@@ -180,7 +182,7 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
             row = dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
     found = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
     try:
-        importer.refuse_foreign(before)
+        tables.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
         become = imported(row, ImportContext(now, fields, durable, on_redis))

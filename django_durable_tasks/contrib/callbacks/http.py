@@ -24,18 +24,21 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from django_durable_tasks import __version__, conf, process_state
+from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.targets.addresses import (
     Address,
     AddressPolicy,
     TargetUrl,
     address_policy,
     parsed_address,
+    parsed_url,
 )
 from django_durable_tasks.targets.http_request import (
     TIMEOUT_MAX,
     HttpLimits,
     HttpRequest,
     derived_secret,
+    endpoint_name,
     request_id,
     signed_headers,
 )
@@ -660,3 +663,46 @@ def headers_of(request: HttpRequest, run: Run, now: datetime) -> dict[str, str]:
 
 def _instant(value: datetime) -> str:
     return value.isoformat().replace("+00:00", "Z")
+
+
+# The secrets with which requests to a receiver are signed, for the receiver's own check.
+#
+# Reading them has an audit entry, although nothing is changed: a reader can sign requests that the
+# receiver accepts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigningSecrets:
+    """The secrets of an endpoint, the current one first; none if its requests are not signed.
+
+    ``origin`` is None if the messages of a notification setting are no HTTP requests.
+    """
+
+    origin: str | None
+    endpoint: str
+    secrets: list[str]
+
+
+def secrets_of_callbacks(
+    tenant_id: int, url: str, endpoint: str | None, *, by: str, is_setting: bool = False
+) -> SigningSecrets:
+    """Return the secrets of the callbacks of a tenant to this URL; raises InvalidTarget, and
+    InvalidOption for the name of a notification setting unless ``is_setting``.
+    """
+    target = parsed_url(url)
+    name = endpoint_name(target, endpoint, is_setting=is_setting)
+    found = signing_secrets(tenant_id, target, name)
+    result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
+    record_read_secrets("tenant", tenant_id, tenant_id, result, by)
+    return result
+
+
+def record_read_secrets(
+    kind: str, key: int, tenant_id: int, result: SigningSecrets, by: str
+) -> None:
+    """Add an audit entry, if secrets were returned."""
+    if not result.secrets:
+        return
+    with acting(by=by), recorded("signing_secret.read") as entry:
+        entry.subject(kind, key, tenant_id)
+        entry.detail(origin=result.origin, endpoint=result.endpoint)

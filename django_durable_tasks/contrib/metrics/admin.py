@@ -25,20 +25,18 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import staff_tenants
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.contrib.metrics.charts import (
-    PERIODS,
-    ChartData,
-    ChartPeriod,
-    ChartPoint,
-    endings,
-    read_points,
-)
-from django_durable_tasks.contrib.metrics.drawing import (
     LINE_COLOURS,
     OTHER_COLOUR,
+    PERIODS,
     STATUS_COLOURS,
+    ChartData,
     ChartFrame,
+    ChartPeriod,
+    ChartPoint,
     ChartSeries,
+    endings,
     lines,
+    read_points,
     seconds,
     stacked_bars,
     swatch,

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.command.arguments import argument
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
     Options,
     Output,
+    argument,
     filtered,
     perform,
     refuse,
