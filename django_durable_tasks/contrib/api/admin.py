@@ -17,14 +17,9 @@ from django_durable_tasks.admin.actions import action_of, form_fields, who
 from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.contrib.api import access, quotas
+from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
 from django_durable_tasks.contrib.api.models import ApiKey, StaffTenant
-from django_durable_tasks.contrib.api.values import (
-    NUMBERS,
-    REQUESTS,
-    SCOPE_HELP,
-    ApiScope,
-    quotas_of,
-)
+from django_durable_tasks.contrib.api.quotas import NUMBERS, REQUESTS, quotas_of
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.store.clock import estimated_now

@@ -12,14 +12,14 @@ from rest_framework.throttling import BaseThrottle
 
 from django_durable_tasks import conf
 from django_durable_tasks.contrib.api import access, problems, quotas
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.problems import Problem, invalid_header
-from django_durable_tasks.contrib.api.quotas import tenant_quotas
-from django_durable_tasks.contrib.api.values import (
+from django_durable_tasks.contrib.api.quotas import (
     REQUESTS,
-    ApiScope,
     RateDecision,
     RequestRate,
     request_rate_of,
+    tenant_quotas,
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP

@@ -9,11 +9,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.problems import invalid_parameter
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import OneTaskMixin
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
 from django_durable_tasks.contrib.callbacks.http import secrets_of_callbacks
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt

@@ -20,12 +20,12 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.queues import Depth, depths
 from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.openapi import document_text
 from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads, paused_queues

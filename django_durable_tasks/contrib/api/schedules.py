@@ -15,6 +15,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
 from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
@@ -28,7 +29,6 @@ from django_durable_tasks.contrib.api.targets import (
     edited_arguments,
     target_of,
 )
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants

@@ -21,7 +21,9 @@ from django_durable_tasks import conf
 from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
 from django_durable_tasks.contrib.api import bulk_operations, fields, problems
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
 from django_durable_tasks.contrib.api.idempotent_requests import (
     RequestIdentity,
     StoredAnswer,
@@ -53,7 +55,6 @@ from django_durable_tasks.contrib.api.quotas import (
 )
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
-from django_durable_tasks.contrib.api.values import ApiScope, TaskFilter
 from django_durable_tasks.contrib.api.views import (
     LIMITS,
     ApiViewSet,

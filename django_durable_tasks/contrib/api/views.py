@@ -28,6 +28,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import authentication, parsing, problems, quotas
+from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
 from django_durable_tasks.contrib.api.authentication import (
     ApiKeyAuthentication,
     Caller,
@@ -50,9 +51,9 @@ from django_durable_tasks.contrib.api.problems import (
     invalid_parameter,
     problem_of,
 )
+from django_durable_tasks.contrib.api.quotas import RateDecision
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import without_secrets
-from django_durable_tasks.contrib.api.values import SCOPE_HELP, ApiScope, RateDecision
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.operations.operation import Operation

@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OnUpstreamFailure, TargetType
 from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import (
@@ -29,7 +30,6 @@ from django_durable_tasks.contrib.api.tasks import (
     graph_image,
     graph_json,
 )
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.dependencies.joins import needed_of
 from django_durable_tasks.dependencies.references import MARK
