@@ -25,11 +25,7 @@ from django_durable_tasks.admin.fields import NamedRowForm
 from django_durable_tasks.admin.readonly import OwnFormAdmin, section
 from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.models import (
-    Calendar,
-    RecurringTask,
-    Tenant,
-)
+from django_durable_tasks.models import Calendar, RecurringTask, Tenant
 from django_durable_tasks.schedules import calendars
 from django_durable_tasks.schedules.business_days import (
     MOST_CHARACTERS,

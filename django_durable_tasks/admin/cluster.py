@@ -25,11 +25,7 @@ from django_durable_tasks.admin.readonly import DurableModelAdmin, ReadOnlyAdmin
 from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster import nodes, queues, status
-from django_durable_tasks.cluster.queues import (
-    MISROUTED_FOR,
-    Depth,
-    totals,
-)
+from django_durable_tasks.cluster.queues import MISROUTED_FOR, Depth, totals
 from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.operator_limits import limit_waits

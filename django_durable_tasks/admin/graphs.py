@@ -20,13 +20,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import (
-    actions,
-    dependencies_cell,
-    display,
-    filters,
-    staff_tenants,
-)
+from django_durable_tasks.admin import actions, dependencies_cell, display, filters, staff_tenants
 from django_durable_tasks.admin.actions import (
     TASK_ID_ATTRIBUTES,
     OperationForm,

@@ -19,13 +19,7 @@ from django_durable_tasks.admin.fields import InstantField, JsonField, NamedRowF
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import (
-    Calendar,
-    OccurrenceRecord,
-    RecurringTask,
-    Task,
-    Tenant,
-)
+from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.explain import FireTime

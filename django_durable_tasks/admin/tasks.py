@@ -20,13 +20,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import (
-    actions,
-    dependencies_cell,
-    display,
-    filters,
-    graphs,
-)
+from django_durable_tasks.admin import actions, dependencies_cell, display, filters, graphs
 from django_durable_tasks.admin.actions import action_of, form_fields, labelled, reason_field
 from django_durable_tasks.admin.audit_entries import history_of
 from django_durable_tasks.admin.cluster import overview_view

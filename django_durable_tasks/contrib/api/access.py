@@ -23,12 +23,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.audit import NAMED, current_actor, recorded
 from django_durable_tasks.choices import KeyMode
 from django_durable_tasks.contrib.api import quotas
-from django_durable_tasks.contrib.api.models import (
-    ApiKey,
-    ApiKeyQuerySet,
-    StaffTenant,
-    TenantQuota,
-)
+from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet, StaffTenant, TenantQuota
 from django_durable_tasks.contrib.api.quotas import NUMBERS, REQUESTS, RateDecision, RequestRate
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import Tenant

@@ -20,9 +20,7 @@ from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.checks.configuration import valid_settings
 from django_durable_tasks.checks.findings import FINDINGS
 from django_durable_tasks.choices import OPEN, RecurringStatus, Status
-from django_durable_tasks.contrib.api.models import (
-    TenantQuota,
-)
+from django_durable_tasks.contrib.api.models import TenantQuota
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
 from django_durable_tasks.limits.config import limits_in_force

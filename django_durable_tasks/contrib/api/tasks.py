@@ -62,11 +62,7 @@ from django_durable_tasks.contrib.api.views import (
     address_of,
     endpoint,
 )
-from django_durable_tasks.exceptions import (
-    DurableTasksError,
-    IdempotencyConflict,
-    QuotaExceeded,
-)
+from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.operations.operation import Operation, Target

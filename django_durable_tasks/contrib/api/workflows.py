@@ -16,9 +16,7 @@ from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
-from django_durable_tasks.contrib.api.operations import (
-    OperationsMixin,
-)
+from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import invalid_field
 from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Answer, Body

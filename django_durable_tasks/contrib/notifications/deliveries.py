@@ -19,10 +19,7 @@ from django_durable_tasks.audit import NAMED, current_actor, encrypted_mark, rec
 from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatus
 from django_durable_tasks.cluster import queues, status
 from django_durable_tasks.contrib.callbacks import http
-from django_durable_tasks.contrib.callbacks.http import (
-    SigningSecrets,
-    record_read_secrets,
-)
+from django_durable_tasks.contrib.callbacks.http import SigningSecrets, record_read_secrets
 from django_durable_tasks.contrib.notifications.capture import (
     RecentSubscriptions,
     Subscriptions,
