@@ -28,7 +28,7 @@ class DeliveryAnswer(Answer):
     class Meta:
         model = DeliveryAttempt
         hidden = (
-            *("task", "run_id", "endpoint", "encryption_key"),
+            *("task", "run_id", "endpoint"),
             *("dns_seconds", "connect_seconds", "tls_seconds", "first_byte_seconds"),
         )
 

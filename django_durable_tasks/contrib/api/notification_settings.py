@@ -38,7 +38,7 @@ class NotificationSettingAnswer(Answer):
 
     class Meta:
         model = NotificationSetting
-        hidden = ("collecting", "revision", "reason", "encryption_key", "on_alert")
+        hidden = ("revision", "reason", "on_alert")
 
 
 class NotificationTestAnswer(NotificationSettingAnswer):

@@ -105,9 +105,9 @@ class ScheduleAnswer(Answer):
     class Meta:
         model = RecurringTask
         hidden = (
-            *("task", "args", "kwargs", "options", "declaration", "encryption_key"),
+            *("task", "args", "kwargs", "options", "declaration"),
             *("paused_at", "undeclared_at", "watermark_at", "ledger_from", "tzdata_version"),
-            *("source", "revision", "overlap_key", "jitter_percent", "overrides"),
+            *("source", "revision", "overlap_key", "jitter_percent"),
         )
 
 
@@ -117,7 +117,7 @@ class OccurrenceAnswer(Answer):
     class Meta:
         model = OccurrenceRecord
         hidden = (
-            *("recurring_task", "last_fire_time", "count", "count_is_exact", "unique_fire_time"),
+            *("recurring_task", "last_fire_time", "count", "count_is_exact"),
             *("term", "blocked_by", "request_id"),
         )
 

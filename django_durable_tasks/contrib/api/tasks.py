@@ -191,12 +191,11 @@ class TaskAnswer(Answer):
     class Meta:
         model = Task
         hidden = (
-            *("args", "kwargs", "options", "encryption_key", "shard_key", "publish_count"),
-            *("due_at", "ready_at", "queued_at", "lease_until", "epoch", "run_id", "node"),
+            *("args", "kwargs", "options", "shard_key", "publish_count"),
+            *("due_at", "lease_until", "epoch", "run_id", "node"),
             *("max_crashes", "on_orphan", "expected_duration", "weight", "time_zone"),
-            *("unique_key", "open_key", "open_unique_key", "overlap_key", "limit_key"),
-            *("join_count", "on_upstream_failure", "cause", "has_dependents", "in_batch"),
-            *("waiting_for_limit", "priority_boost"),
+            *("unique_key", "overlap_key", "limit_key"),
+            *("join_count", "on_upstream_failure", "cause", "has_dependents"),
         )
 
 
@@ -867,7 +866,7 @@ class DeadLetterAnswer(Answer):
 
     class Meta:
         model = DeadLetter
-        hidden = ("open_task", "args", "kwargs", "encryption_key")
+        hidden = ("args", "kwargs")
 
 
 class DeadLetterViewSet(OperationsMixin, ReadMixin):

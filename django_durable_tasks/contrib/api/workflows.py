@@ -207,7 +207,7 @@ class WorkflowAnswer(Answer):
     class Meta:
         model = WorkflowRun
         hidden = (
-            *("open_key", "parent", "root", "released", "recurring_task", "fire_time"),
+            *("parent", "root", "recurring_task", "fire_time"),
             *("callbacks", "updated_at", "sealed_at"),
         )
 
