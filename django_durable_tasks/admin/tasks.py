@@ -245,34 +245,6 @@ def took(task: Any) -> str:
     return display.duration(((task.completed_at or task.seen_at) - task.started_at).total_seconds())
 
 
-def _buttons(model_admin: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
-    permitted = model_admin.get_actions(request)
-    ended = task.status in REPLAYABLE
-    # If an ended task is the cause of a skipped one, that one has to be replayed first.
-    causes = Task.objects.using(task._state.db).filter(pk=task.cause, status__in=REPLAYABLE)
-    waits = task.status == Status.SKIPPED and task.cause is not None and causes.exists()
-    fits: dict[Operation, bool] = {
-        operator_actions.retry: task.status == Status.PENDING and task.failures > 0,
-        operator_actions.replay: ended and not waits,
-        operator_actions.cancel: task.status in OPEN and task.cancel_requested_at is None,
-        operator_actions.force_complete: task.status != Status.SUCCESS,
-    }
-    buttons = [
-        {"action": one.name, "title": f"{one.title_for(1)}…"}
-        for one, fit in fits.items()
-        if fit and one.name in permitted
-    ]
-    if ended and may_edit_arguments(request):
-        edit = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
-        buttons.insert(1, {"url": edit, "title": f"{operator_actions.replay_edited.title}…"})
-    if task.status == Status.FAILED and request.user.has_perm(
-        "django_durable_tasks.view_deadletter"
-    ):
-        letters = list_of("deadletter", task__id__exact=task.pk, case="all")
-        buttons.append({"url": letters, "title": "Its dead letters"})
-    return buttons
-
-
 def _force_run(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Show what a forced run of these tasks would change."""
     return graphs.chosen(model_admin, request, graph_operations.force_run, rows)
@@ -487,7 +459,31 @@ class TaskAdmin(NewestRowsAdmin):
             replace(sentence, text=display.clean(sentence.text)) for sentence in sentences(row)
         ]
         graph["sentences"] += explained
-        graph["buttons"] = [*_buttons(self, request, row), *graph["buttons"]]
+        permitted = self.get_actions(request)
+        ended = row.status in REPLAYABLE
+        # If an ended task is the cause of a skipped one, that one has to be replayed first.
+        causes = Task.objects.using(row._state.db).filter(pk=row.cause, status__in=REPLAYABLE)
+        waits = row.status == Status.SKIPPED and row.cause is not None and causes.exists()
+        fits: dict[Operation, bool] = {
+            operator_actions.retry: row.status == Status.PENDING and row.failures > 0,
+            operator_actions.replay: ended and not waits,
+            operator_actions.cancel: row.status in OPEN and row.cancel_requested_at is None,
+            operator_actions.force_complete: row.status != Status.SUCCESS,
+        }
+        buttons = [
+            {"action": one.name, "title": f"{one.title_for(1)}…"}
+            for one, fit in fits.items()
+            if fit and one.name in permitted
+        ]
+        if ended and may_edit_arguments(request):
+            edit = reverse("admin:django_durable_tasks_task_replay", args=[row.pk])
+            buttons.insert(1, {"url": edit, "title": f"{operator_actions.replay_edited.title}…"})
+        if row.status == Status.FAILED and request.user.has_perm(
+            "django_durable_tasks.view_deadletter"
+        ):
+            letters = list_of("deadletter", task__id__exact=row.pk, case="all")
+            buttons.append({"url": letters, "title": "Its dead letters"})
+        graph["buttons"] = [*buttons, *graph["buttons"]]
         return graph
 
 

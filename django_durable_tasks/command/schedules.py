@@ -302,7 +302,27 @@ def calendars(options: Options, out: Output) -> int:
         rows = list(queryset.values("id", *_CALENDAR))
         return out.emit(rows, table(_CALENDAR, rows))
     if act == "import":
-        return _import_calendar(options, out)
+        source = options["source"] or refuse(f"import needs a source: {CALENDAR_SOURCES}.")
+        name = options["name"] or refuse("import needs --name.")
+        first = options["year"] or database_now().year
+        special = _days(source, range(first, first + options["years"])).special
+        outcome = perform(
+            calendar_operations.upsert,
+            name,
+            options,
+            days=special,
+            working_days=options["working_days"],
+            origin=source,
+            tenant=tenant_named(options["tenant"]) if options["tenant"] else None,
+        )
+        years = f"{first} to {first + options['years'] - 1}"
+        return out.report(
+            f"{name} has {len(special)} dates of {years}. Import it again before they run out.",
+            act="import",
+            name=name,
+            dates=len(special),
+            revision=outcome.value.revision,
+        )
     if not name:
         refuse("delete needs --name.")
     tenant = tenant_named(options["tenant"]) if options["tenant"] else DEFAULT_TENANT_ID
@@ -313,30 +333,6 @@ def calendars(options: Options, out: Output) -> int:
         text, deleted = outcome.message, bool(outcome.changed)
     code = OK if deleted else REFUSED
     return out.report(text, code, act="delete", name=name, deleted=deleted)
-
-
-def _import_calendar(options: Options, out: Output) -> int:
-    source = options["source"] or refuse(f"import needs a source: {CALENDAR_SOURCES}.")
-    name = options["name"] or refuse("import needs --name.")
-    first = options["year"] or database_now().year
-    special = _days(source, range(first, first + options["years"])).special
-    outcome = perform(
-        calendar_operations.upsert,
-        name,
-        options,
-        days=special,
-        working_days=options["working_days"],
-        origin=source,
-        tenant=tenant_named(options["tenant"]) if options["tenant"] else None,
-    )
-    years = f"{first} to {first + options['years'] - 1}"
-    return out.report(
-        f"{name} has {len(special)} dates of {years}. Import it again before they run out.",
-        act="import",
-        name=name,
-        dates=len(special),
-        revision=outcome.value.revision,
-    )
 
 
 # ``durable sync``, and the sync of declared schedules after ``migrate`` ---------------------------

@@ -543,7 +543,20 @@ class ApiViewSet(GenericViewSet[Any]):
         with acting(AuditSource.API, caller.name, address, caller.tenant.pk):
             key = idempotency_key(self.request)
             if self.dry_run:
-                return _response(_previewed(act, before))
+                # What the write would answer, and the fields that it would change.
+                with rolled_back():
+                    bound_transaction(LIMITS)
+                    shown, answer = before(), act()
+                body = _plain(answer.body) if isinstance(answer.body, bytes) else answer.body
+                after = body if isinstance(body, Mapping) else {}
+                changes = {
+                    name: {"before": shown[name], "after": after[name]}
+                    for name in shown
+                    if name in after and shown[name] != after[name]
+                }
+                preview = {"dry_run": True, "would_answer": answer.status_code}
+                preview |= {"changes": changes, "would_return": body}
+                return _response(StoredAnswer(200, preview))
             if key is None:
                 return _response(_in_transaction(act))
             # Secrets are masked. Otherwise a key of the tenant that may not read them could guess
@@ -585,25 +598,6 @@ def _once(identity: RequestIdentity, act: Callable[[], StoredAnswer]) -> StoredA
 
     with tables.atomic():
         return once(identity, estimated_now(), LIMITS, plain_act)
-
-
-def _previewed(
-    act: Callable[[], StoredAnswer], before: Callable[[], Mapping[str, Any]]
-) -> StoredAnswer:
-    """Return what a write would answer, and the fields that it would change."""
-    with rolled_back():
-        bound_transaction(LIMITS)
-        shown = before()
-        answer = act()
-        body = _plain(answer.body) if isinstance(answer.body, bytes) else answer.body
-        after = body if isinstance(body, Mapping) else {}
-        changes = {
-            name: {"before": shown[name], "after": after[name]}
-            for name in shown
-            if name in after and shown[name] != after[name]
-        }
-        preview = {"dry_run": True, "would_answer": answer.status_code}
-        return StoredAnswer(200, {**preview, "changes": changes, "would_return": body})
 
 
 def _plain(body: Any) -> Any:

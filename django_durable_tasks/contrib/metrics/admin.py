@@ -32,7 +32,6 @@ from django_durable_tasks.contrib.metrics.charts import (
     ChartData,
     ChartFrame,
     ChartPeriod,
-    ChartPoint,
     ChartSeries,
     endings,
     lines,
@@ -93,18 +92,10 @@ class ChartQuery:
             }
 
 
-def _ticks(points: Sequence[ChartPoint], period: ChartPeriod) -> Iterator[tuple[int, str]]:
-    """Yield the points at round times of the site's zone, with their labels."""
-    each = _TICK_MINUTES[period.name]
-    for index, point in enumerate(points):
-        local = timezone.localtime(point.start)
-        if (local.hour * 60 + local.minute) % each == 0:
-            yield index, f"{local:%m-%d}" if each == 1_440 else f"{local:%H:%M}"
-
-
 def _frame(key: str, title: str, data: ChartData, query: ChartQuery) -> ChartFrame:
     layout = "%H:%M" if query.period.name == "1h" else "%Y-%m-%d %H:%M"
-    moments = [f"{timezone.localtime(point.start):{layout}}" for point in data.points]
+    starts = [timezone.localtime(point.start) for point in data.points]
+    moments = [f"{start:{layout}}" for start in starts]
     description = gettext(
         "%(points)d points of %(minutes)d min from %(first)s to %(last)s. The table below contains"
         " the values."
@@ -114,7 +105,13 @@ def _frame(key: str, title: str, data: ChartData, query: ChartQuery) -> ChartFra
         "first": moments[0],
         "last": moments[-1],
     }
-    ticks = list(_ticks(data.points, query.period))
+    # At round times of the site's zone.
+    each = _TICK_MINUTES[query.period.name]
+    ticks = [
+        (index, f"{start:%m-%d}" if each == 1_440 else f"{start:%H:%M}")
+        for index, start in enumerate(starts)
+        if (start.hour * 60 + start.minute) % each == 0
+    ]
     return ChartFrame(f"durable-chart-{key}", title, description, moments, ticks)
 
 
@@ -170,15 +167,6 @@ def _durations(
     )
 
 
-def _charts(data: ChartData, query: ChartQuery) -> Iterator[DrawnChart]:
-    if any(point.numbers for point in data.points):
-        yield _endings(data, query)
-        for duration, title in _DURATIONS:
-            drawn = _durations(duration, str(title), data, query)
-            if drawn is not None:
-                yield drawn
-
-
 def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterator[str]:
     """Yield why the charts are empty or shorter than the period."""
     if staff_tenants.is_limited(request) and not conf.settings().METRICS_TENANTS:
@@ -209,13 +197,17 @@ def _facts(request: HttpRequest, now: datetime) -> dict[str, Any]:
         if value:
             rows = rows.filter(**{field: value}) if value in counted else rows.none()
     data = read_points(rows, query.period, now)
+    charts = list[DrawnChart]()
+    if any(point.numbers for point in data.points):
+        drawn = (_durations(kind, str(title), data, query) for kind, title in _DURATIONS)
+        charts = [_endings(data, query), *(chart for chart in drawn if chart is not None)]
     return {
         "query": query,
         "periods": query.periods(),
         "queue_choices": sorted({*queues, query.queue} - {""}),
         "name_choices": sorted({*names, query.name} - {""}),
         "remarks": list(_remarks(request, data, query)),
-        "charts": list(_charts(data, query)),
+        "charts": charts,
         "asked_at": now,
     }
 

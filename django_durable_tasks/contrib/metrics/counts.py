@@ -130,11 +130,6 @@ def _add_attempt(found: Counts, row: Sequence[Any]) -> None:
         counted.observe(Duration.BROKER_WAIT, (started_at - queued_at).total_seconds())
 
 
-def _ledger() -> QuerySet[Any]:
-    found: QuerySet[Any] = OccurrenceRecord.objects.using(tables.database())
-    return found
-
-
 def _log() -> QuerySet[Any]:
     # Subqueries, because a join of a few rows to a large table may be planned as one of both.
     task = Task.objects.filter(pk=OuterRef("task_id"))
@@ -147,7 +142,12 @@ def _log() -> QuerySet[Any]:
 
 _TIMES = ("run_id", "ready_at", "queued_at", "started_at", "completed_at")
 CREATED = Source(tables.tasks, ("tenant_id", "queue", "name"), _add_task)
-OCCURRENCES = Source(_ledger, ("tenant_id", "outcome", "count"), _add_fire_time, time="created_at")
+OCCURRENCES = Source(
+    lambda: OccurrenceRecord.objects.using(tables.database()),
+    ("tenant_id", "outcome", "count"),
+    _add_fire_time,
+    time="created_at",
+)
 ATTEMPTS = Source(
     _log,
     ("tenant_id", "status", *_TIMES, "task_queue", "task_name"),

@@ -50,7 +50,7 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.masking import masked_url, shortened
 from django_durable_tasks.registry import TaskTarget
-from django_durable_tasks.scheduler.jobs import SLICE, Job, register_job
+from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, SLICE, Job, register_job
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.targets.answers import BACKOFF, delay
@@ -262,8 +262,6 @@ registry.declare_target(
 # The maintenance jobs of notifications, alerts and the watchdog.
 
 
-# Pruning competes with starting tasks for the database: it pauses three times as long as it took.
-_PAUSE_FACTOR = 3.0
 _PRUNED = 100
 # Seconds. A probe that starts later would report that tasks start although they start late.
 _USEFUL_FOR = 120.0
@@ -285,7 +283,7 @@ def register() -> None:
             "prune_notifications",
             prune_notifications,
             every=10.0,
-            pause_factor=_PAUSE_FACTOR,
+            pause_factor=PAUSE_FACTOR,
             dispatches=False,
         ),
     )
