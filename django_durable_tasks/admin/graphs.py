@@ -21,14 +21,6 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.admin import actions, dependencies_cell, display, filters, staff_tenants
-from django_durable_tasks.admin.actions import (
-    TASK_ID_ATTRIBUTES,
-    OperationForm,
-    OperationPage,
-    form_fields,
-    reason_field,
-    respond,
-)
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.choices import REPLAYABLE, DependencyType, Gate, Status
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
@@ -181,7 +173,7 @@ def chosen(
     # One field for all ids: Django refuses forms of more than DATA_UPLOAD_MAX_NUMBER_FIELDS, 1,000,
     # fields.
     hidden = [(ACTION_CHECKBOX_NAME, ",".join(map(str, keys)))]
-    page = OperationPage(
+    page = actions.OperationPage(
         operation=operation,
         subject=Task.objects.using(rows.db).filter(pk__in=keys),
         title=str(operation.title),
@@ -192,7 +184,7 @@ def chosen(
         address=reverse("admin:django_durable_tasks_graph_chosen", args=[operation.name]),
         hidden=[*hidden, *([(RUN, str(run_id))] if run_id else [])],
     )
-    return respond(model_admin, request, page)
+    return actions.respond(model_admin, request, page)
 
 
 # The context of a task's page: its dependencies, dependents, gates and cause.
@@ -331,7 +323,7 @@ def workflow_link(task: Task) -> SafeString | str:
 # The pages that add a dependency between two tasks, and that remove one.
 
 
-class DependencyForm(OperationForm):
+class DependencyForm(actions.OperationForm):
     """The dependent task, the fields of the operation, and the reason."""
 
     operation = graph_operations.add_edge
@@ -339,14 +331,15 @@ class DependencyForm(OperationForm):
 
     task = forms.UUIDField(
         label=_("Task"),
-        widget=forms.TextInput(attrs=TASK_ID_ATTRIBUTES),
+        widget=forms.TextInput(attrs=actions.TASK_ID_ATTRIBUTES),
         help_text=_("The id of the task that will wait. It has not started."),
     )
 
     def __init__(self, data: Any = None, *, initial: dict[str, str] | None = None) -> None:
         super().__init__(data, initial=initial)
         self.fields.update(
-            form_fields(self.arguments), reason=reason_field(graph_operations.add_edge)
+            actions.form_fields(self.arguments),
+            reason=actions.reason_field(graph_operations.add_edge),
         )
 
     def tasks(self, request: HttpRequest) -> tuple[Task, Task] | None:

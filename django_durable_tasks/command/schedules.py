@@ -40,16 +40,9 @@ from django_durable_tasks.command.subcommand import (
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.schedules import business_days, lifecycle, manual_runs
 from django_durable_tasks.schedules import calendars as calendar_operations
-from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules import sync as sync_schedules
-from django_durable_tasks.schedules.business_days import (
-    MOST_CHARACTERS,
-    BusinessDays,
-    combined,
-    from_holidays,
-    from_ics,
-)
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.sync import NOTHING_DONE, SyncStep
 from django_durable_tasks.store.clock import database_now
@@ -230,28 +223,28 @@ CALENDAR_SOURCES = (
 _HOLIDAYS = re.compile(r"holidays:([A-Za-z0-9]+)(?:-([A-Za-z0-9]+))?")
 
 
-def days_of(sources: Sequence[str], years: range) -> BusinessDays | None:
+def days_of(sources: Sequence[str], years: range) -> business_days.BusinessDays | None:
     """Return the dates on which all these calendars are open; None if no calendar is named. Uses no
     database. Holidays and files are read for these years; outside them only the weekend is closed.
     """
-    return combined([_days(source, years) for source in sources]) if sources else None
+    return business_days.combined([_days(source, years) for source in sources]) if sources else None
 
 
-def _days(source: str, years: range) -> BusinessDays:
+def _days(source: str, years: range) -> business_days.BusinessDays:
     if source == "weekdays":
-        return BusinessDays(name=source)
+        return business_days.BusinessDays(name=source)
     if holidays := _HOLIDAYS.fullmatch(source):
-        special = from_holidays(holidays[1].upper(), holidays[2], years)
-        return BusinessDays(name=source, special=special)
+        special = business_days.from_holidays(holidays[1].upper(), holidays[2], years)
+        return business_days.BusinessDays(name=source, special=special)
     if not source.lower().endswith(".ics"):
         refuse(f"--calendar {source!r}: give {CALENDAR_SOURCES}.")
     path = Path(source)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            text = file.read(MOST_CHARACTERS + 1)
+            text = file.read(business_days.MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"--calendar {path}: it cannot be read: {error}.")
-    return BusinessDays(name=path.stem, special=from_ics(text, years))
+    return business_days.BusinessDays(name=path.stem, special=business_days.from_ics(text, years))
 
 
 _CALENDAR = ("name", "working_days", "dates", "origin", "updated_at", "description")

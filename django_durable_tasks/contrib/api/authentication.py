@@ -14,13 +14,6 @@ from django_durable_tasks import conf
 from django_durable_tasks.contrib.api import access, problems, quotas
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.problems import Problem, invalid_header
-from django_durable_tasks.contrib.api.quotas import (
-    REQUESTS,
-    RateDecision,
-    RequestRate,
-    request_rate_of,
-    tenant_quotas,
-)
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP
 from django_durable_tasks.store.clock import ReceivedTime, estimated_now
@@ -43,11 +36,11 @@ class TenantThrottle(BaseThrottle):
         return True
 
 
-def admit_request(tenant: Tenant, requests: int = 1) -> RateDecision | None:
+def admit_request(tenant: Tenant, requests: int = 1) -> quotas.RateDecision | None:
     """Count a request of the tenant, or one that costs as much as several; None without a quota of
     requests. Raises Problem.
     """
-    rate = tenant_quotas(tenant).requests
+    rate = quotas.tenant_quotas(tenant).requests
     if rate is None:
         return None
     decision = quotas.admit_requests(tenant.pk, rate, estimated_now(), requests)
@@ -63,7 +56,7 @@ def admit_request(tenant: Tenant, requests: int = 1) -> RateDecision | None:
     )
 
 
-def rate_headers(decision: RateDecision) -> dict[str, str]:
+def rate_headers(decision: quotas.RateDecision) -> dict[str, str]:
     """Return the headers ``RateLimit-Policy`` and ``RateLimit``; ``t`` is never later than
     ``Retry-After``.
     """
@@ -101,7 +94,7 @@ class Caller:
     user: Any = None
     tenants: frozenset[int] | None = None
     clock: ReceivedTime | None = None
-    decision: RateDecision | None = None
+    decision: quotas.RateDecision | None = None
     is_authenticated: bool = True
 
     def require_permission(self, *names: str) -> None:
@@ -146,7 +139,7 @@ class ApiKeyAuthentication(BaseAuthentication):
         if kind.lower() != "bearer" or len(text) > _LONGEST:
             raise AuthenticationFailed("Send the API key as `Authorization: Bearer <key>`.")
         now = estimated_now()
-        rate: RequestRate | None = request_rate_of(conf.quotas().get(REQUESTS))
+        rate: quotas.RequestRate | None = quotas.request_rate_of(conf.quotas().get(quotas.REQUESTS))
         found = access.verified_key(text.strip(), now, rate)
         if found is None:
             # One answer for every cause, so that it does not reveal which ids exist.

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OnUpstreamFailure, TargetType
-from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.contrib.api import fields, tasks
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
@@ -21,13 +21,6 @@ from django_durable_tasks.contrib.api.problems import invalid_field
 from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import target_of
-from django_durable_tasks.contrib.api.tasks import (
-    IMAGES,
-    GraphAnswer,
-    TaskOptions,
-    graph_image,
-    graph_json,
-)
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.dependencies.joins import needed_of
 from django_durable_tasks.dependencies.references import MARK
@@ -50,7 +43,7 @@ from django_durable_tasks.workflows.builder import Step
 _STEPS_MAX = 1_000
 
 
-class StepBody(TaskOptions):
+class StepBody(tasks.TaskOptions):
     """One task of a workflow."""
 
     step = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the workflow.")
@@ -71,12 +64,12 @@ class StepBody(TaskOptions):
         default=OnUpstreamFailure.SKIP.value,
     )
 
-    class Meta(TaskOptions.Meta):
+    class Meta(tasks.TaskOptions.Meta):
         options = tuple(
             name
-            for name in TaskOptions.Meta.options
+            for name in tasks.TaskOptions.Meta.options
             if name not in {"run_at", "expires_at", "key", "idempotency_key", "depends_on"}
-            and name not in TaskOptions.Meta.hidden
+            and name not in tasks.TaskOptions.Meta.hidden
         )
 
 
@@ -252,16 +245,16 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
         changed, stopping = len(report.changes), len(report.stop_requested)
         return {"changed_tasks": changed, "stop_requested": stopping}
 
-    @endpoint("graph", reads=("workflowrun", "task"), answer=GraphAnswer)
+    @endpoint("graph", reads=("workflowrun", "task"), answer=tasks.GraphAnswer)
     def graph(self, request: Request, workflow_id: uuid.UUID) -> Response:
         """Return the tasks and dependencies of a workflow run as JSON."""
-        return Response(graph_json(graph_data.of_run(self.find())))
+        return Response(tasks.graph_json(graph_data.of_run(self.find())))
 
     @endpoint(
         "graph.svg",
         reads=("workflowrun", "task"),
-        media_types=IMAGES,
+        media_types=tasks.IMAGES,
     )
     def image(self, request: Request, workflow_id: uuid.UUID) -> HttpResponse:
         """Return the drawing of a workflow run."""
-        return graph_image(graph_data.of_run(self.find()))
+        return tasks.graph_image(graph_data.of_run(self.find()))

@@ -32,16 +32,6 @@ from django_durable_tasks.command.subcommand import (
 )
 from django_durable_tasks.contrib.beat import compare, shadow_fires, tables
 from django_durable_tasks.contrib.beat.shadow_fires import Shadow
-from django_durable_tasks.contrib.beat.tables import (
-    DISABLED,
-    IN_SHADOW,
-    NOT_ALLOWED,
-    BeatRow,
-    BeatRowOver,
-    ImportContext,
-    NoBeatTables,
-    imported,
-)
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.schedules.options import columns
@@ -172,7 +162,7 @@ def import_beat(options: Options, out: Output) -> int:
     return REFUSED if any(row.act == REFUSE for row in rows) else OK
 
 
-def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
+def _judged(given: tables.BeatRow, now: datetime, options: Options) -> BeatImportRow:
     durable, before = registry.find(given.task) is not None, tables.known(given.name)
     row = compare.seen_by_beat(given)
     if durable and (row.exchange is not None or row.routing_key):
@@ -185,21 +175,24 @@ def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
         tables.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
-        become = imported(row, ImportContext(now, fields, durable, on_redis))
+        become = tables.imported(row, tables.ImportContext(now, fields, durable, on_redis))
         values = {"start_time": now, **columns(row.name, become.options)}
         agenda = agenda_from(RecurringTask(name=row.name, **values), None)
         comparison = compare.compared(row, agenda, now)
     except DurableTasksError as refused:
-        found.act, found.reason = OVER if isinstance(refused, BeatRowOver) else REFUSE, str(refused)
+        found.act, found.reason = (
+            OVER if isinstance(refused, tables.BeatRowOver) else REFUSE,
+            str(refused),
+        )
         return found
     found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
     found.differences = (*become.remarks, *comparison.differences)
     if not row.enabled:
-        found.begins = DISABLED
+        found.begins = tables.DISABLED
     elif not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
-        found.begins = NOT_ALLOWED
+        found.begins = tables.NOT_ALLOWED
     else:
-        found.begins = IN_SHADOW if options["paused"] else "ACTIVE"
+        found.begins = tables.IN_SHADOW if options["paused"] else "ACTIVE"
     if before is not None and not row.enabled:
         found.act, found.begins = OURS, str(before.status)
         found.reason = "it was imported and is switched off in beat"
@@ -294,7 +287,7 @@ def _compared_fires(
     exist.
     """
     live: list[str] | None = None
-    with suppress(NoBeatTables):
+    with suppress(tables.NoBeatTables):
         live = [row.name for row in tables.rows(options["database"]) if row.enabled]
     return shadow_fires.compare(start, end, tolerance, names=options["name"] or (), live=live)
 

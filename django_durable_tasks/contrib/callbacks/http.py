@@ -25,6 +25,7 @@ from urllib3.exceptions import HTTPError
 
 from django_durable_tasks import __version__, conf, process_state
 from django_durable_tasks.audit import acting, recorded
+from django_durable_tasks.targets import http_request
 from django_durable_tasks.targets.addresses import (
     Address,
     AddressPolicy,
@@ -32,15 +33,6 @@ from django_durable_tasks.targets.addresses import (
     address_policy,
     parsed_address,
     parsed_url,
-)
-from django_durable_tasks.targets.http_request import (
-    TIMEOUT_MAX,
-    HttpLimits,
-    HttpRequest,
-    derived_secret,
-    endpoint_name,
-    request_id,
-    signed_headers,
 )
 from django_durable_tasks.task_values import Run
 
@@ -489,7 +481,7 @@ class HttpClient:
         self._tenant_id = tenant_id
         self._connect_timeout, self._body_max = connect_timeout, body_max
 
-    def send(self, request: HttpRequest) -> Exchange:
+    def send(self, request: http_request.HttpRequest) -> Exchange:
         """Send the request once, with its headers as they are, and return its answer; raises
         CallFailed and InvalidTarget. Its timeout is for everything, from the lookup of the name to
         the last byte that is read.
@@ -531,7 +523,7 @@ class HttpClient:
         )
         return {address: self._policy.why_refused(url, address) for address in addresses}
 
-    def _exchange(self, request: HttpRequest, dial: ConnectionAttempt) -> Exchange:
+    def _exchange(self, request: http_request.HttpRequest, dial: ConnectionAttempt) -> Exchange:
         connection = pinned(request.url, dial, self._tls or default_tls())
         connection.connect()
         sock: Any = connection.sock
@@ -612,9 +604,11 @@ def policy(slug: str | None = None) -> AddressPolicy:
     return _parsed(tuple(conf.settings().HTTP_PORTS), conf.allowed("HTTP_ALLOW", slug))
 
 
-def limits() -> HttpLimits:
+def limits() -> http_request.HttpLimits:
     """Return the limits of a request."""
-    return HttpLimits(policy=policy(), timeout=min(conf.settings().HTTP_TIMEOUT, TIMEOUT_MAX))
+    return http_request.HttpLimits(
+        policy=policy(), timeout=min(conf.settings().HTTP_TIMEOUT, http_request.TIMEOUT_MAX)
+    )
 
 
 def client(tenant_id: int, slug: str | None = None) -> HttpClient:
@@ -636,15 +630,15 @@ def signing_secrets(tenant_id: int, url: TargetUrl, endpoint: str) -> list[str]:
     The origin is a part of each, so that the name of another endpoint does not lead to its secret.
     """
     keys = conf.settings().HTTP_SIGNING_KEYS
-    return [derived_secret(key, tenant_id, url.origin, endpoint) for key in keys]
+    return [http_request.derived_secret(key, tenant_id, url.origin, endpoint) for key in keys]
 
 
-def headers_of(request: HttpRequest, run: Run, now: datetime) -> dict[str, str]:
+def headers_of(request: http_request.HttpRequest, run: Run, now: datetime) -> dict[str, str]:
     """Return the headers of one attempt: ours, the signature, and those of the caller.
 
     One id identifies the request over all attempts and unedited replays.
     """
-    identity = request_id(run.task_id, run.options)
+    identity = http_request.request_id(run.task_id, run.options)
     ours = {
         "Idempotency-Key": f'"{identity}"',
         "Durable-Task-Id": str(run.task_id),
@@ -657,7 +651,7 @@ def headers_of(request: HttpRequest, run: Run, now: datetime) -> dict[str, str]:
     if "user-agent" not in {name.lower() for name in request.headers}:
         ours["User-Agent"] = f"django-durable-tasks/{__version__}"
     secrets = signing_secrets(run.tenant_id, request.url, request.endpoint)
-    signed = signed_headers(secrets, identity, int(now.timestamp()), request.body)
+    signed = http_request.signed_headers(secrets, identity, int(now.timestamp()), request.body)
     return {**ours, **signed, **request.headers}
 
 
@@ -690,7 +684,7 @@ def secrets_of_callbacks(
     InvalidOption for the name of a notification setting unless ``is_setting``.
     """
     target = parsed_url(url)
-    name = endpoint_name(target, endpoint, is_setting=is_setting)
+    name = http_request.endpoint_name(target, endpoint, is_setting=is_setting)
     found = signing_secrets(tenant_id, target, name)
     result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
     record_read_secrets("tenant", tenant_id, tenant_id, result, by)

@@ -22,14 +22,6 @@ from django.templatetags.static import static
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.contrib.diagrams import layout
-from django_durable_tasks.contrib.diagrams.layout import (
-    Box,
-    Drawing,
-    Line,
-    Outline,
-    Point,
-    outlined,
-)
 from django_durable_tasks.workflows.diagrams import (
     KINDS,
     Diagram,
@@ -173,7 +165,7 @@ _STRIP = 30
 _HEAD, _HALF = 7, 4
 
 
-def _frame(path: Sequence[str], corner: Point, size: Point) -> Markup:
+def _frame(path: Sequence[str], corner: layout.Point, size: layout.Point) -> Markup:
     name = shortened(clean(path[-1]), (size[0] - 24) / _SMALL, ems)
     shape: dict[str, Any] = {"width": round(size[0]), "height": round(size[1])}
     return _moved(
@@ -185,7 +177,9 @@ def _frame(path: Sequence[str], corner: Point, size: Point) -> Markup:
     )
 
 
-def _line(outline: Outline, line: Line, points: list[Point], *, downwards: bool) -> Markup:
+def _line(
+    outline: layout.Outline, line: layout.Line, points: list[layout.Point], *, downwards: bool
+) -> Markup:
     """Return a line: its dashes show the kind, a hollow arrow head that it is unresolved."""
     colour = "broken" if line.broken else "critical" if line.critical else "line"
     curve, head = path_data(points, downwards=downwards)
@@ -206,7 +200,7 @@ def _line(outline: Outline, line: Line, points: list[Point], *, downwards: bool)
     )
 
 
-def path_data(points: Sequence[Point], *, downwards: bool) -> tuple[str, str]:
+def path_data(points: Sequence[layout.Point], *, downwards: bool) -> tuple[str, str]:
     """Return the data of the path, which is smooth between layers and straight through them, and of
     the arrow head at its end.
     """
@@ -230,7 +224,7 @@ def path_data(points: Sequence[Point], *, downwards: bool) -> tuple[str, str]:
     return "".join(steps), head
 
 
-def _box(box: Box, corner: Point, width: int, height: int) -> Markup:
+def _box(box: layout.Box, corner: layout.Point, width: int, height: int) -> Markup:
     """Return a box: icon, label and status; for several nodes a stack with the numbers per
     status.
     """
@@ -258,7 +252,7 @@ def _box(box: Box, corner: Point, width: int, height: int) -> Markup:
     return _moved(round(corner[0]), round(corner[1]), *inner, status=box.status)
 
 
-def _wished_width(box: Box) -> float:
+def _wished_width(box: layout.Box) -> float:
     if box.alone:
         below = ems(f"{box.status}  {box.duration}".rstrip()) * _SMALL
     else:
@@ -266,12 +260,12 @@ def _wished_width(box: Box) -> float:
     return max(ems(box.label) * _LABEL * _BOLD, below) + _STRIP + 24
 
 
-def _label(box: Box, width: int, y: float) -> Markup:
+def _label(box: layout.Box, width: int, y: float) -> Markup:
     words = shortened(box.label, (width - _STRIP - 18) / _LABEL / _BOLD, ems)
     return _text(_STRIP + 10, y, words, _LABEL, "ink", font_weight=600)
 
 
-def _words_of_one(box: Box, width: int, height: int) -> Iterator[Markup]:
+def _words_of_one(box: layout.Box, width: int, height: int) -> Iterator[Markup]:
     small = partial(_text, y=height / 2 + 13, size=_SMALL - 0.5, fill="text", status=box.status)
     yield _label(box, width, height / 2 - 4)
     yield small(_STRIP + 10, words=str(box.status))
@@ -279,7 +273,7 @@ def _words_of_one(box: Box, width: int, height: int) -> Iterator[Markup]:
         yield small(width - 10, words=box.duration, text_anchor="end")
 
 
-def _words_of_many(box: Box, width: int, height: int) -> Iterator[Markup]:
+def _words_of_many(box: layout.Box, width: int, height: int) -> Iterator[Markup]:
     x, middle = _STRIP + 10.0, height / 2
     yield _label(box, width, middle - 5)
     counts = [(status, box.counts[status]) for status in Status if box.counts[status]]
@@ -302,7 +296,7 @@ def _tooltip(*lines: str) -> str:
     return "\n".join(shortened(line, _TOOLTIP) for line in lines if line)
 
 
-def _title_of_box(box: Box) -> str:
+def _title_of_box(box: layout.Box) -> str:
     """Return label, name, status, reason and duration; for many nodes the numbers by status and the
     total duration.
     """
@@ -388,7 +382,7 @@ def _style() -> Markup:
     return Markup(text)
 
 
-def _heading(outline: Outline, available: int) -> tuple[list[Markup], int]:
+def _heading(outline: layout.Outline, available: int) -> tuple[list[Markup], int]:
     """Return title, numbers, remarks and legend, and the position at which the drawing begins."""
     graph, y = outline.graph, _MARGIN + 10
     found = [
@@ -411,7 +405,7 @@ def _heading(outline: Outline, available: int) -> tuple[list[Markup], int]:
     return found, y + _ROW + 8
 
 
-def _legend(outline: Outline) -> Iterator[tuple[list[Markup], int, str]]:
+def _legend(outline: layout.Outline) -> Iterator[tuple[list[Markup], int, str]]:
     """Yield the signs that occur, with their widths and texts; the middle is on the line y = 0."""
     counts = Counter(node.status for node in outline.graph.nodes)
     for status in Status:
@@ -436,7 +430,9 @@ def _legend(outline: Outline) -> Iterator[tuple[list[Markup], int, str]]:
         yield [broken], 34, "closes a cycle"
 
 
-def _body(outline: Outline, drawing: Drawing, width: int, height: int) -> Iterator[Markup]:
+def _body(
+    outline: layout.Outline, drawing: layout.Drawing, width: int, height: int
+) -> Iterator[Markup]:
     if not outline.boxes:
         yield _text(0, 10, "There is nothing to draw.", _LABEL, "quiet")
     for path, (corner, size) in sorted(drawing.frames.items()):
@@ -473,7 +469,7 @@ def as_mermaid(diagram: Diagram) -> str:
     special character of a label is written as its number. Links are omitted if they would exceed
     the size limit.
     """
-    outline = outlined(diagram, MOST_EDGES)
+    outline = layout.outlined(diagram, MOST_EDGES)
     lines = [*_head(outline), *_boxes(outline), *_lines(outline), *_classes(outline)]
     links = [
         f'  click n{place} href "{quote(link, safe=_IN_LINKS)}"'
@@ -484,7 +480,7 @@ def as_mermaid(diagram: Diagram) -> str:
     return "\n".join(lines + links if fits else lines) + "\n"
 
 
-def _head(outline: Outline) -> Iterator[str]:
+def _head(outline: layout.Outline) -> Iterator[str]:
     # A JSON string is also YAML. Characters that have a meaning in Mermaid are written as numbers.
     title = json.dumps(shortened(outline.graph.title, 120))
     title = "".join(f"\\u{ord(c):04x}" if c in "<>&%{}#`" else c for c in title)
@@ -496,7 +492,7 @@ def _head(outline: Outline) -> Iterator[str]:
         yield f"  %% {_encoded(shortened(comment, 160))}"
 
 
-def _boxes(outline: Outline) -> Iterator[str]:
+def _boxes(outline: layout.Outline) -> Iterator[str]:
     """Yield a line for each box, indented inside the subgraphs of its sub-workflows; every subgraph
     is opened once.
     """
@@ -519,7 +515,7 @@ def _boxes(outline: Outline) -> Iterator[str]:
     yield from ("  " * depth + "end" for depth in range(len(path), 0, -1))
 
 
-def _lines(outline: Outline) -> Iterator[str]:
+def _lines(outline: layout.Outline) -> Iterator[str]:
     for line in outline.lines:
         label = "closes a cycle" if line.broken else f"{line.count:,}" if line.count > 1 else ""
         arrow = _ARROWS[line.kind] + (f"|{label}|" if label else "")
@@ -530,7 +526,7 @@ def _lines(outline: Outline) -> Iterator[str]:
             yield f"  linkStyle {','.join(these)} stroke:{LIGHT[name]},stroke-width:{width}px"
 
 
-def _classes(outline: Outline) -> Iterator[str]:
+def _classes(outline: layout.Outline) -> Iterator[str]:
     for status in sorted({box.status for box in outline.boxes}):
         style = STYLES[status]
         colors = f"fill:{style.soft},stroke:{style.strong},color:{style.text}"

@@ -20,25 +20,9 @@ from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
-from django_durable_tasks.contrib.callbacks import endpoints, http
-from django_durable_tasks.contrib.callbacks.tasks import (
-    DeliveryRetry,
-    database_of,
-    send_request,
-    slug_of,
-)
-from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.callbacks import endpoints, http, tasks
+from django_durable_tasks.contrib.notifications import deliveries, messages
 from django_durable_tasks.contrib.notifications.capture import settings_rows
-from django_durable_tasks.contrib.notifications.messages import (
-    NotificationContent,
-    email_text,
-    endpoint_of_setting,
-    http_body,
-    is_allowed,
-    shown_url,
-    slack_body,
-    subject_of,
-)
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import (
@@ -72,22 +56,22 @@ _ANSWER_TIMEOUT = 15.0
 
 
 def send_email(
-    live: LiveRun, config: Mapping[str, Any], content: NotificationContent, key: str
+    live: LiveRun, config: Mapping[str, Any], content: messages.NotificationContent, key: str
 ) -> dict[str, Any]:
     """Send the message once. Raises DeliveryRetry, or DeliveryFailed if another attempt is useless.
 
     The Message-ID is the same for each attempt, so that a mail program shows a message once that
     was accepted although the answer was lost.
     """
-    allowed = conf.allowed(_ALLOW, slug_of(live, _ALLOW))
-    to = [address for address in config.get("to", ()) if is_allowed(address, allowed)]
+    allowed = conf.allowed(_ALLOW, tasks.slug_of(live, _ALLOW))
+    to = [address for address in config.get("to", ()) if messages.is_allowed(address, allowed)]
     if not to:
         raise DeliveryFailed(
             "None of the addresses is allowed (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
         )
     message = EmailMessage(
-        subject=subject_of(content),
-        body=email_text(content),
+        subject=messages.subject_of(content),
+        body=messages.email_text(content),
         from_email=conf.settings().NOTIFICATION_EMAIL_FROM,
         to=to,
         headers={
@@ -120,7 +104,7 @@ def send_email(
     if refused:
         raise DeliveryFailed(text)
     _record_health(live, key, text)
-    raise DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
+    raise tasks.DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
 
 
 def _record_health(live: LiveRun, key: str, failure: str) -> None:
@@ -128,7 +112,7 @@ def _record_health(live: LiveRun, key: str, failure: str) -> None:
     another message, so it is logged only.
     """
     try:
-        with database_of(live):
+        with tasks.database_of(live):
             if failure:
                 endpoints.failed(key, live.run.tenant_id, failure)
             else:
@@ -183,7 +167,7 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
     live = process_runs.current()
     if live is None:
         raise InvalidOption("deliver_notification sends messages from a worker only: schedule it.")
-    with database_of(live):
+    with tasks.database_of(live):
         rows = settings_rows().for_tenant(live.run.tenant_id)
         row = rows.filter(pk=setting).first()
         content = None if row is None else deliveries.content_of(row, uuid.UUID(delivery))
@@ -195,13 +179,13 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
 
 
 def _recorded(
-    live: LiveRun, row: NotificationSetting, content: NotificationContent
+    live: LiveRun, row: NotificationSetting, content: messages.NotificationContent
 ) -> dict[str, Any]:
     """Send the message, and record the result in the setting."""
     status, error = deliveries.SENT, ""
     try:
         return _send(live, row, content)
-    except DeliveryRetry as failed:
+    except tasks.DeliveryRetry as failed:
         last = live.run.failures + 1 >= live.run.max_attempts
         status = deliveries.FAILED if last else deliveries.RETRYING
         error = str(failed)
@@ -213,13 +197,13 @@ def _recorded(
     except Exception as failed:
         status, error = deliveries.FAILED, str(failed)
         if isinstance(failed, DeliveryStopped):
-            with database_of(live):
+            with tasks.database_of(live):
                 deliveries.disable_setting(row.pk, error)
         raise
     finally:
         # An error must not cause another message, so it is logged only.
         try:
-            with database_of(live):
+            with tasks.database_of(live):
                 deliveries.record_result(row.pk, status, error)
         except Error:
             logger.exception(
@@ -230,7 +214,9 @@ def _recorded(
             )
 
 
-def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent) -> dict[str, Any]:
+def _send(
+    live: LiveRun, row: NotificationSetting, content: messages.NotificationContent
+) -> dict[str, Any]:
     key = _endpoint(live.run.tenant_id, live.kwargs)
     if row.delivery_type == DeliveryType.EMAIL:
         return send_email(live, row.delivery_config, content, key)
@@ -238,20 +224,20 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
     request = http_request(
         {
             "url": row.delivery_config.get("url"),
-            "body": slack_body(content) if is_slack else http_body(content),
+            "body": messages.slack_body(content) if is_slack else messages.http_body(content),
             "no_retry_on": _REFUSED_BY_SLACK if is_slack else None,
-            "endpoint": endpoint_of_setting(row.pk),
+            "endpoint": messages.endpoint_of_setting(row.pk),
         },
         http.limits(),
         is_setting=True,
     )
-    shown = shown_url(row.delivery_type, request.url.origin + request.url.path)
-    answer = send_request(live, request, key, shown)
+    shown = messages.shown_url(row.delivery_type, request.url.origin + request.url.path)
+    answer = tasks.send_request(live, request, key, shown)
     return {"sent": True, "type": content.type, "events": content.total, "status": answer["status"]}
 
 
 def _endpoint(tenant_id: int, arguments: Mapping[str, Any]) -> str:
-    return f"{tenant_id}:{endpoint_of_setting(arguments.get('setting'))}"
+    return f"{tenant_id}:{messages.endpoint_of_setting(arguments.get('setting'))}"
 
 
 registry.declare_target(
@@ -361,5 +347,5 @@ def watchdog(self: Any) -> dict[str, Any]:
     waited = (estimated_now() - live.run.scheduled_for).total_seconds()
     request = http_request({"url": url, "method": "GET"}, http.limits())
     shown = masked_url(request.url.origin + request.url.path)
-    answer = send_request(live, request, None, shown)
+    answer = tasks.send_request(live, request, None, shown)
     return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}
