@@ -543,7 +543,10 @@ class ApiViewSet(GenericViewSet[Any]):
                     for name in shown
                     if name in after and shown[name] != after[name]
                 }
-                preview = {"dry_run": True, "would_answer": answer.status_code}
+                preview: dict[str, Any] = {
+                    "dry_run": True,
+                    "would_answer": answer.status_code,
+                }
                 preview |= {"changes": changes, "would_return": body}
                 return _response(StoredAnswer(200, preview))
             if key is None:
