@@ -1,7 +1,10 @@
 """Only states/ and store/sql write a Task's status, and SQL is in its own files."""
 
+import re
+
 import pytest
 
+from docs.generate import sql_writers
 from tests.architecture.sources import PACKAGE, ROOT, expect_none, findings, name_of, python_files
 from tests.architecture.writers import (
     executed_literals,
@@ -17,6 +20,28 @@ WRITER = f"{PACKAGE}/states/"
 def test_only_the_transitions_write_status() -> None:
     others = [file for file in python_files(PACKAGE) if not name_of(file).startswith(WRITER)]
     expect_none(findings(status_writers, others))
+
+
+def test_only_the_transitions_execute_guarded_updates() -> None:
+    def breaches(source: str) -> list[str]:
+        return re.findall(
+            r"from django_durable_tasks\.states\.guarded_update import[^)\n]*(?:\([^)]*)?\b(?:move|write_running)\b",
+            source,
+        )
+
+    assert breaches(
+        "from django_durable_tasks.states.guarded_update import (\n    locked,\n    move,\n)"
+    )
+    others = [file for file in python_files(PACKAGE) if not name_of(file).startswith(WRITER)]
+    expect_none(findings(breaches, others))
+
+
+def test_only_the_transitions_execute_the_sql_that_writes_status() -> None:
+    assert {"claim", "start", "succeed", "create", "resolve_endings"} <= sql_writers()
+    assert not {"heartbeat", "usage", "late"} & sql_writers()
+    executed = re.compile(rf"\b(?:sql|text)\(\s*[\"'](?:{'|'.join(sql_writers())})[\"']")
+    others = [file for file in python_files(PACKAGE) if not name_of(file).startswith(WRITER)]
+    expect_none(findings(executed.findall, others))
 
 
 def test_no_object_is_saved_without_a_guard() -> None:
