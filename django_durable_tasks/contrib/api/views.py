@@ -543,11 +543,12 @@ class ApiViewSet(GenericViewSet[Any]):
                     for name in shown
                     if name in after and shown[name] != after[name]
                 }
-                preview: dict[str, Any] = {
+                preview = {
                     "dry_run": True,
                     "would_answer": answer.status_code,
+                    "changes": changes,
+                    "would_return": body,
                 }
-                preview |= {"changes": changes, "would_return": body}
                 return _response(StoredAnswer(200, preview))
             if key is None:
                 return _response(_in_transaction(act))
