@@ -20,9 +20,8 @@ from django_durable_tasks.admin import actions, display
 from django_durable_tasks.admin.actions import OperationPage, who
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
-from django_durable_tasks.admin.filters import ChoiceFilter
+from django_durable_tasks.admin.filters import ChoiceFilter, is_limited
 from django_durable_tasks.admin.readonly import DurableModelAdmin, ReadOnlyAdmin, section
-from django_durable_tasks.admin.staff_tenants import is_limited
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster import nodes, queues, status
 from django_durable_tasks.cluster.queues import MISROUTED_FOR, Depth, totals

@@ -20,7 +20,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import actions, dependencies_cell, display, filters, staff_tenants
+from django_durable_tasks.admin import actions, dependencies_cell, display, filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.choices import REPLAYABLE, DependencyType, Gate, Status
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
@@ -345,7 +345,7 @@ class DependencyForm(actions.OperationForm):
     def tasks(self, request: HttpRequest) -> tuple[Task, Task] | None:
         """Return the two tasks; None if one does not exist, which the form shows."""
         keys = {name: self.cleaned_data[name] for name in ("task", "upstream")}
-        known, tenants = dependencies_cell.named(keys.values()), staff_tenants.tenants_of(request)
+        known, tenants = dependencies_cell.named(keys.values()), filters.tenants_of(request)
         for name, key in keys.items():
             if key not in known or (tenants is not None and known[key].tenant_id not in tenants):
                 self.add_error(name, f"There is no task {key}.")

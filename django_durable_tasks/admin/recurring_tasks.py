@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import display, filters, recurring_form, staff_tenants
+from django_durable_tasks.admin import display, filters, recurring_form
 from django_durable_tasks.admin.actions import OperationPage, action_of
 from django_durable_tasks.admin.fields import InstantField, in_zone
 from django_durable_tasks.admin.filters import ScheduleConditionFilter, SourceFilter
@@ -638,9 +638,7 @@ def _chosen(request: HttpRequest, value: str) -> tuple[RecurringTask, datetime |
         return None
     if moment is not None and moment.tzinfo is None:
         return None
-    schedules = staff_tenants.visible(
-        request, RecurringTask.objects.using(conf.settings().DATABASE)
-    )
+    schedules = filters.visible(request, RecurringTask.objects.using(conf.settings().DATABASE))
     row = schedules.only("name").filter(pk=key).first()
     return None if row is None else (row, moment)
 

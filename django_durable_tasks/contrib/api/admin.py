@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.utils.html import escape
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.admin import display, filters, staff_tenants, tenants
+from django_durable_tasks.admin import display, filters, tenants
 from django_durable_tasks.admin.actions import action_of, form_fields, who
 from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.readonly import DurableModelAdmin
@@ -115,7 +115,7 @@ class TenantAdmin(tenants.TenantAdmin):
         permitted = access.assign_staff.is_permitted(
             request.user
         ) and access.unassign_staff.is_permitted(request.user)
-        return permitted and not staff_tenants.is_limited(request)
+        return permitted and not filters.is_limited(request)
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """Set the quotas after the tenant is saved, if they were changed."""

@@ -22,7 +22,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import staff_tenants
+from django_durable_tasks.admin import filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.contrib.metrics.charts import (
     LINE_COLOURS,
@@ -169,7 +169,7 @@ def _durations(
 
 def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterator[str]:
     """Yield why the charts are empty or shorter than the period."""
-    if staff_tenants.is_limited(request) and not conf.settings().METRICS_TENANTS:
+    if filters.is_limited(request) and not conf.settings().METRICS_TENANTS:
         yield gettext(
             "You see only the tenants assigned to you, and METRICS_TENANTS is not set, so nothing"
             " is counted for each tenant."
@@ -190,7 +190,7 @@ def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterat
 
 
 def _facts(request: HttpRequest, now: datetime) -> dict[str, Any]:
-    query, rows = ChartQuery.of(request), endings(staff_tenants.tenants_of(request))
+    query, rows = ChartQuery.of(request), endings(filters.tenants_of(request))
     series = list(rows.filter(span=Span.TOTAL).values_list("queue", "name"))
     queues, names = ({pair[place] for pair in series} for place in (0, 1))
     for field, value, counted in (("queue", query.queue, queues), ("name", query.name, names)):
