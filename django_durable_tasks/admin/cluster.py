@@ -378,7 +378,25 @@ def troubles(seen: Overview) -> Iterator[str]:
             skew = f"{abs(node.skew):.1f} s"
             yield f"Node {node.name}: the clock of its host is {skew} from the database's."
     for depth in seen.depths:
-        yield from _troubles_of(depth, seen.now)
+        to_start = depth.to_start
+        tasks = ngettext("%s task", "%s tasks", to_start) % to_start
+        if depth.rejected:
+            why = f"the broker rejects its messages ({depth.rejected})"
+            yield f"Queue {depth.queue}: {why}: {tasks} to publish."
+        if depth.misrouted_at is not None and seen.now - depth.misrouted_at < MISROUTED_FOR:
+            yield (
+                f"Queue {depth.queue}: messages for its tasks were consumed from queue"
+                f" {depth.misrouted_from} and were ignored."
+            )
+        late = (seen.now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
+        if depth.paused_at:
+            yield f"Queue {depth.queue} is paused and holds {tasks}."
+        elif to_start and not depth.workers:
+            yield f"Queue {depth.queue} has {tasks} to start and no live worker."
+        elif late > conf.settings().OLDEST_DUE_MAX:
+            yield (
+                f"Queue {depth.queue} is late: its oldest task could have started {ago(late)} ago."
+            )
     if seen.quarantined:
         yield (
             ngettext(
@@ -408,26 +426,6 @@ def troubles(seen: Overview) -> Iterator[str]:
     if seen.dead_letters > conf.settings().DEAD_LETTERS_MAX:
         letters = ngettext("dead letter is", "dead letters are", seen.dead_letters)
         yield f"{seen.dead_letters} {letters} open."
-
-
-def _troubles_of(depth: Depth, now: datetime) -> Iterator[str]:
-    number = depth.to_start
-    tasks = ngettext("%s task", "%s tasks", number) % number
-    if depth.rejected:
-        why = f"the broker rejects its messages ({depth.rejected})"
-        yield f"Queue {depth.queue}: {why}: {tasks} to publish."
-    if depth.misrouted_at is not None and now - depth.misrouted_at < MISROUTED_FOR:
-        yield (
-            f"Queue {depth.queue}: messages for its tasks were consumed from queue"
-            f" {depth.misrouted_from} and were ignored."
-        )
-    late = (now - depth.oldest_due_at).total_seconds() if depth.oldest_due_at else 0.0
-    if depth.paused_at:
-        yield f"Queue {depth.queue} is paused and holds {tasks}."
-    elif number and not depth.workers:
-        yield f"Queue {depth.queue} has {tasks} to start and no live worker."
-    elif late > conf.settings().OLDEST_DUE_MAX:
-        yield (f"Queue {depth.queue} is late: its oldest task could have started {ago(late)} ago.")
 
 
 def rows_of(depths: list[Depth], now: datetime) -> list[dict[str, Any]]:

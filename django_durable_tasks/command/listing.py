@@ -334,7 +334,25 @@ def _show_task(task: Task, out: Output) -> int:
         {**facts_of(log, "tenant"), "seconds": log.duration}
         for log in task.executions.using(task._state.db).order_by("pk")
     ]
-    graph = _graph_of(task)
+    # Its workflow, its edges and gates, the tasks that wait for it, and the cause of its end.
+    edges = TaskDependency.objects.using(database())
+    above = list(edges.above([task.pk]).order_by("pk"))
+    upstreams = tasks().in_bulk([edge.depends_on_id for edge in above if edge.depends_on_id])
+    below = edges.below([task.pk]).order_by() if task.has_dependents else edges.none()
+    cause_step = (
+        None if task.cause is None else tasks().filter(pk=task.cause).values(*_STEP).first()
+    )
+    graph = {
+        "workflow": task.workflow_id,
+        "step": task.step,
+        "needs": task.unresolved_dependencies_count,
+        "join": task.join_count or "ALL",
+        "on_upstream_failure": task.on_upstream_failure,
+        "waits_for": [_edge(edge, upstreams.get(edge.depends_on_id)) for edge in above],
+        "dependents": dict(Counter(below.values_list("task__status", flat=True))),
+        "cause": cause_step
+        or (None if task.cause is None else {"id": task.cause, "status": "DELETED"}),
+    }
     optional = {name: read(task) for name, (read, _columns) in TASK_TABLES.items()}
     audit_entries = hidden_rows(
         {name: getattr(entry, name) for name in _AUDIT_OF_TASK} for entry in of_task(task)
@@ -371,27 +389,6 @@ def _show_task(task: Task, out: Output) -> int:
     data = {"why": why[0], "sentences": why, **facts, "graph": graph, "executions": logs}
     data |= {**optional, "audit": audit_entries, "dead_letters": letters}
     return out.emit(data, "\n".join(lines))
-
-
-def _graph_of(task: Task) -> dict[str, Any]:
-    """Return the dependencies of a task: its workflow, its edges and gates, the tasks that wait for
-    it, and the cause of its end.
-    """
-    edges = TaskDependency.objects.using(database())
-    above = list(edges.above([task.pk]).order_by("pk"))
-    upstreams = tasks().in_bulk([edge.depends_on_id for edge in above if edge.depends_on_id])
-    below = edges.below([task.pk]).order_by() if task.has_dependents else edges.none()
-    cause = None if task.cause is None else tasks().filter(pk=task.cause).values(*_STEP).first()
-    return {
-        "workflow": task.workflow_id,
-        "step": task.step,
-        "needs": task.unresolved_dependencies_count,
-        "join": task.join_count or "ALL",
-        "on_upstream_failure": task.on_upstream_failure,
-        "waits_for": [_edge(edge, upstreams.get(edge.depends_on_id)) for edge in above],
-        "dependents": dict(Counter(below.values_list("task__status", flat=True))),
-        "cause": cause or (None if task.cause is None else {"id": task.cause, "status": "DELETED"}),
-    }
 
 
 def _edge(edge: TaskDependency, upstream: Task | None) -> dict[str, Any]:
