@@ -359,8 +359,8 @@ class BulkCreateBody(Body):
         child=_Item(),
         max_length=_ITEMS_MAX,
         allow_empty=False,
-        help_text=f"Up to {_ITEMS_MAX:,} bodies of POST /tasks. At most {_ALONE_MAX} of them may have"
-        " depends_on, or a key of an existing task or of an earlier item.",
+        help_text=f"Up to {_ITEMS_MAX:,} bodies of POST /tasks. At most {_ALONE_MAX} of them may"
+        " have depends_on, or a key of an existing task or of an earlier item.",
     )
     atomic = fields.Flag(
         default=False, help_text="true: if one item is refused, no task is created."
@@ -781,7 +781,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         self, items: Mapping[int, _ValidItem], results: dict[int, dict[str, Any]]
     ) -> None:
         """Add the results of the items whose idempotency keys belong to existing tasks."""
-        keys = {one.task.idempotency_key for one in items.values()} - {None}
+        keys = {one.task.idempotency_key or "" for one in items.values()} - {""}
         first = enqueue.first_calls(self.tenant_id, keys)
         for index, one in items.items():
             existing = first.get(one.task.idempotency_key or "")

@@ -160,6 +160,18 @@ def test_items_with_keys_cost_as_many_statements_as_one(acme: ApiClient, name: s
     assert Task.objects.for_tenant(acme.tenant).count() == 55
 
 
+def test_a_key_that_is_taken_after_it_was_read_is_that_of_the_other_task(
+    acme: ApiClient, monkeypatch: Any
+) -> None:
+    other = acme.post("/tasks", call(1, key="nightly")).json()["task_id"]
+    monkeypatch.setattr("django_durable_tasks.tasks.enqueue._taken", lambda *read: set())
+    items = [call(2, key="nightly"), call(3, key="weekly"), call(4)]
+    answer = acme.post("/tasks/bulk", {"items": items}).json()
+    assert [one["status"] for one in answer["data"]] == [200, 201, 201]
+    assert (answer["created"], answer["data"][0]["task_id"]) == (2, other)
+    assert Task.objects.get(pk=other).args == [2]
+
+
 def test_items_that_change_existing_tasks_are_limited(acme: ApiClient, monkeypatch: Any) -> None:
     monkeypatch.setattr("django_durable_tasks.contrib.api.tasks._ALONE_MAX", 2)
     items = [call(n, key=f"nightly-{n}") for n in range(4)]
