@@ -642,7 +642,7 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> Iterator
     settings = valid_settings()
     if settings is None or settings.DATABASE not in (databases or ()):
         return
-    connection = connections[settings.DATABASE]
+    connection: Any = connections[settings.DATABASE]
     try:
         version = tuple(connection.get_database_version())
     except NotSupportedError as too_old:
