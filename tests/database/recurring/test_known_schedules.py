@@ -195,6 +195,13 @@ def test_what_a_tick_reads_means_the_same_as_the_model_instance(given: dict[str,
     assert _first_runs(read) == _first_runs(row)
 
 
+def test_a_tick_reads_a_new_column_unless_it_is_named() -> None:
+    columns = {field.attname for field in RecurringTask._meta.concrete_fields}
+    assert columns >= schedule_cache._UNREAD
+    read = {name.removesuffix("_json") for name in schedule_cache._NAMES}
+    assert read == columns - schedule_cache._UNREAD - {"id"} | {"pk"}
+
+
 def _first_runs(row: schedule_cache.AnySchedule) -> list[Any]:
     agenda, found, after = agenda_of(row), list[Any](), at(-1)
     for _ in range(5):
