@@ -342,7 +342,7 @@ def _show_task(task: Task, out: Output) -> int:
     cause_step = (
         None if task.cause is None else tasks().filter(pk=task.cause).values(*_STEP).first()
     )
-    graph = {
+    graph: dict[str, Any] = {
         "workflow": task.workflow_id,
         "step": task.step,
         "needs": task.unresolved_dependencies_count,
