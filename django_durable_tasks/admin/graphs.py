@@ -27,7 +27,7 @@ from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, Tenant, WorkflowRun
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.tasks.explanations import Level, Sentence
-from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.diagrams import FORMATS, Diagram, draw
 
@@ -99,12 +99,12 @@ def diagram_view(
 
 def diagram_of_run(run: WorkflowRun) -> Diagram:
     """Read all tasks of a run."""
-    return graph_data.of_run(run)
+    return diagrams.of_run(run)
 
 
 def diagram_around(task: Task) -> Diagram:
     """Read the tasks around a task, nearest first."""
-    return graph_data.around(task, NEAR)
+    return diagrams.around(task, NEAR)
 
 
 # The operations on a workflow run, on a task with dependencies, and on selected tasks.

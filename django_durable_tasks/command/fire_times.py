@@ -45,7 +45,7 @@ from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.schedules import recompute
+from django_durable_tasks.schedules import writes
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll
 from django_durable_tasks.schedules.misfires import Choice, choose, effective
@@ -56,9 +56,9 @@ from django_durable_tasks.schedules.schedule_cache import (
     agenda_of,
     calendars_of,
 )
-from django_durable_tasks.schedules.tick_plan import policy_of
 from django_durable_tasks.schedules.timetables import types, zones
 from django_durable_tasks.schedules.timetables.builder import timetable
+from django_durable_tasks.schedules.trigger import policy_of
 
 # A schedule on the command line ------------------------------------------------------------------
 
@@ -565,7 +565,7 @@ def tzdata(options: Options, out: Output) -> int:
             "by": moved.row.tzdata_version,
             "found": moved.found,
         }
-        for moved in recompute.moved_fire_times(options["limit"])
+        for moved in writes.moved_fire_times(options["limit"])
     ]
     text = f"tzdata {zones.tzdata_version()}\n" + table(_MOVED, rows, "no stored fire moves")
     return out.emit({"tzdata": zones.tzdata_version(), "moved": rows}, text)

@@ -70,7 +70,7 @@ from django_durable_tasks.schedules.schedule_cache import overrides_of
 from django_durable_tasks.schedules.timetables.builder import words
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.tables import database
-from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows.diagrams import FILE_FORMATS, draw
 
 
@@ -492,10 +492,10 @@ def _ledger_of(row: RecurringTask) -> Any:
     argument(
         "--limit",
         type=count,
-        default=graph_data.NEAR,
+        default=diagrams.NEAR,
         help=(
             "of a task: how many connected tasks at most, the nearest first (default:"
-            f" {graph_data.NEAR})"
+            f" {diagrams.NEAR})"
         ),
     ),
     formats=FILE_FORMATS,
@@ -511,9 +511,9 @@ def graph(options: Options, out: Output) -> int:
     """
     key, output = options["id"], options["output"]
     if (task := tasks().filter(pk=key).first()) is not None:
-        diagram = graph_data.around(task, options["limit"])
+        diagram = diagrams.around(task, options["limit"])
     elif (run := _workflow_runs().filter(pk=key).first()) is not None:
-        diagram = graph_data.of_run(run)
+        diagram = diagrams.of_run(run)
     else:
         refuse(
             f"There is neither a workflow run nor a task {key}: `durable list workflows` shows the"

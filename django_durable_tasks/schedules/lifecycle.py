@@ -29,7 +29,7 @@ from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
-from django_durable_tasks.schedules import ledger, tick_plan, writes
+from django_durable_tasks.schedules import ledger, trigger, writes
 from django_durable_tasks.schedules.agenda import Agenda, Override, PlannedRun
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.schedules.schedule_cache import (
@@ -176,10 +176,7 @@ def upsert(
     """
     registry.load_for(task)
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
-    checked_key("name", name)
-    values = columns(name, given, may_never_fire=paused) | {
-        "task": checked_name("task", getattr(task, "name", task))
-    }
+    values = checked_columns(name, task, given, may_never_fire=paused)
     values |= {} if source is None else {"source": source}
     for _try in range(2):
         try:
@@ -199,14 +196,19 @@ def upsert(
     raise lost
 
 
-def create(
-    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
-) -> RecurringTask:
-    """Insert a schedule with these validated columns.
+def checked_columns(
+    name: str, task: Any, given: Mapping[str, Any], *, may_never_fire: bool
+) -> dict[str, Any]:
+    """Return the columns that these arguments of ``upsert`` set, and raise its errors."""
+    checked_key("name", name)
+    values = columns(name, given, may_never_fire=may_never_fire)
+    return values | {"task": checked_name("task", getattr(task, "name", task))}
 
-    Raises IntegrityError if a concurrent transaction inserted the name or key first.
+
+def drafted(name: str, tenant_id: int, values: Mapping[str, Any], now: datetime) -> RecurringTask:
+    """Return a new schedule with these validated columns, which is not saved. Raises
+    InvalidSchedule if it has no timetable.
     """
-    now = database_now()
     row = RecurringTask(
         tenant_id=tenant_id,
         name=name,
@@ -218,6 +220,18 @@ def create(
         row.time_zone = ports.schedule_zone()
     if not row.timetable:
         raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
+    return row
+
+
+def create(
+    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
+) -> RecurringTask:
+    """Insert a schedule with these validated columns.
+
+    Raises IntegrityError if a concurrent transaction inserted the name or key first.
+    """
+    now = database_now()
+    row = drafted(name, tenant_id, values, now)
     if row.idempotency_key is not None:
         same: RecurringTask | None = (
             recurring().filter(tenant_id=tenant_id, idempotency_key=row.idempotency_key).first()
@@ -230,7 +244,7 @@ def create(
             return same
     if paused:
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
-    row.target_type = tick_plan.template_of(row).target_type
+    row.target_type = trigger.template_of(row).target_type
     _plan(row, now)
     with recorded("schedule.create"):
         writes.insert(row)
@@ -270,7 +284,7 @@ def change(
         return row
     row.updated_at = database_now()
     try:
-        row.target_type = tick_plan.template_of(row).target_type
+        row.target_type = trigger.template_of(row).target_type
     except EncryptionError:
         if {"task", "args", "kwargs"} & changed:
             raise
@@ -453,7 +467,11 @@ def resume(
         if schedule.status == RecurringStatus.ACTIVE:
             return False
         check(schedule)
-        passed = None if run_missed else ledger.paused_range(schedule, agenda_of(schedule), now)
+        passed = (
+            None
+            if run_missed
+            else ledger.paused_range(schedule, agenda_of(schedule), schedule.watermark_at, now)
+        )
         schedule.status, schedule.status_by = RecurringStatus.ACTIVE, actor.by[:200]
         schedule.error = ""
         if pace is not None:

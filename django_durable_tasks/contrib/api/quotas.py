@@ -17,8 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.audit import current_actor, recorded
-from django_durable_tasks.checks.configuration import valid_settings
-from django_durable_tasks.checks.findings import FINDINGS
+from django_durable_tasks.checks import FINDINGS, valid_settings
 from django_durable_tasks.choices import OPEN, RecurringStatus, Status
 from django_durable_tasks.contrib.api.models import TenantQuota
 from django_durable_tasks.did_you_mean import did_you_mean

@@ -60,7 +60,7 @@ from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
-from django_durable_tasks.workflows import graph_data
+from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.diagrams import FORMATS, NOT_INSTALLED, Diagram, draw
 
@@ -619,7 +619,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     # The tasks connected with a task.
 
     def _graph(self) -> Diagram:
-        return graph_data.around(self.find(), NEAR)
+        return diagrams.around(self.find(), NEAR)
 
     @endpoint("dependencies", answer=GraphAnswer)
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:

@@ -30,7 +30,7 @@ from django_durable_tasks.models import WorkflowRun
 from django_durable_tasks.operations.operation import OperationResult, Target
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.options import COUNTS, CallOptions, call_options
-from django_durable_tasks.workflows import Workflow, graph_data
+from django_durable_tasks.workflows import Workflow, diagrams
 from django_durable_tasks.workflows.builder import Step
 
 # Builds workflows from the bodies of requests.
@@ -248,7 +248,7 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
     @endpoint("graph", reads=("workflowrun", "task"), answer=tasks.GraphAnswer)
     def graph(self, request: Request, workflow_id: uuid.UUID) -> Response:
         """Return the tasks and dependencies of a workflow run as JSON."""
-        return Response(tasks.graph_json(graph_data.of_run(self.find())))
+        return Response(tasks.graph_json(diagrams.of_run(self.find())))
 
     @endpoint(
         "graph.svg",
@@ -257,4 +257,4 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
     )
     def image(self, request: Request, workflow_id: uuid.UUID) -> HttpResponse:
         """Return the drawing of a workflow run."""
-        return tasks.graph_image(graph_data.of_run(self.find()))
+        return tasks.graph_image(diagrams.of_run(self.find()))

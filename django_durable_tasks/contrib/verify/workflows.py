@@ -34,9 +34,9 @@ from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.states import dependencies
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
-from django_durable_tasks.workflows import runs, start
+from django_durable_tasks.workflows import runs
 from django_durable_tasks.workflows.builder import verdict
-from django_durable_tasks.workflows.start import ABANDONED_AFTER
+from django_durable_tasks.workflows.runs import ABANDONED_AFTER
 
 # Checks of dependencies: the counts of BLOCKED tasks, the resolution of edges, and ending events.
 
@@ -486,9 +486,9 @@ def abandoned(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
 @abandoned.repaired_by("abandoned and removed")
 def _remove(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
-    removed = [key for key in keys if start.give_up(key, context.ago(ABANDONED_AFTER))]
+    removed = [key for key in keys if runs.give_up(key, context.ago(ABANDONED_AFTER))]
     for key in removed:
         batches = iter(range(_MOST))
-        while start.remove_given_up(key, _BATCH) and next(batches, None) is not None:
+        while runs.remove_given_up(key, _BATCH) and next(batches, None) is not None:
             pass
     return removed

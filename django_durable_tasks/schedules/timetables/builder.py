@@ -37,20 +37,16 @@ class _Kind(NamedTuple):
     keys: frozenset[str]
     checked: Callable[[Part, TimetableContext], dict[str, Any]]
     build: Callable[[Part, TimetableContext], Timetable]
-    never: Callable[[Part, TimetableContext], str]
+    never: Callable[[Part, TimetableContext], str] = lambda part, setting: ""
     read: Callable[[Part, TimetableContext], TimetableContext] = lambda part, setting: setting
     """Returns the setting without what the timetable of the part does not depend on, so that
     schedules with equal parts share one timetable.
     """
 
 
-def _always_fires(part: Part, setting: TimetableContext) -> str:
-    return ""
-
-
 _KINDS = {
     "interval": _Kind(
-        frozenset(), intervals.checked_interval, intervals.build_interval, _always_fires
+        frozenset(), intervals.checked_interval, intervals.build_interval, lambda part, setting: ""
     ),
     "cron": _Kind(frozenset({"seconds"}), cron.checked, cron.build, cron.never, cron.read),
     "rrule": _Kind(frozenset(), rrule.checked, rrule.build, rrule.never),
@@ -63,7 +59,7 @@ _KINDS = {
         intervals.build_calendar_interval,
         intervals.never,
     ),
-    "at": _Kind(frozenset(), intervals.checked_instants, intervals.build_instants, _always_fires),
+    "at": _Kind(frozenset(), intervals.checked_instants, intervals.build_instants),
 }
 
 

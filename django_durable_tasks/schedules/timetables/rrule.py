@@ -102,9 +102,17 @@ def parsed(text: object, setting: TimetableContext) -> Recurrence:
     the value.
     """
     lines = _lines(text)
-    start = next((_starting(line, setting) for line in lines if line.startswith("DTSTART")), None)
-    if start is None:
-        start = setting.anchor.astimezone(zone(setting.zone)).replace(tzinfo=None, microsecond=0)
+    start = setting.anchor.astimezone(zone(setting.zone)).replace(tzinfo=None, microsecond=0)
+    own_start = next((line for line in lines if line.startswith("DTSTART")), None)
+    if own_start is not None:
+        head, _, value = own_start.rpartition(":")
+        if value.endswith("Z") and setting.zone != "UTC":
+            raise InvalidSchedule(
+                f"rrule: {own_start!r} is in UTC and the schedule in {setting.zone}; leave the Z"
+                " out, or use UTC."
+            )
+        _own_zone(own_start, head.partition(";")[2], setting)
+        start = _stamp("DTSTART", value, setting)
     recurrence = Recurrence()
     for line in lines:
         head, _, value = line.rpartition(":")
@@ -150,17 +158,6 @@ def _lines(text: object) -> list[str]:
     return lines
 
 
-def _starting(line: str, setting: TimetableContext) -> datetime:
-    head, _, value = line.rpartition(":")
-    if value.endswith("Z") and setting.zone != "UTC":
-        raise InvalidSchedule(
-            f"rrule: {line!r} is in UTC and the schedule in {setting.zone}; leave the Z out, or use"
-            " UTC."
-        )
-    _own_zone(line, head.partition(";")[2], setting)
-    return _stamp("DTSTART", value, setting)
-
-
 def _own_zone(line: str, parameters: str, setting: TimetableContext) -> None:
     for parameter in filter(None, parameters.split(";")):
         if parameter not in {f"TZID={setting.zone}", "VALUE=DATE-TIME", "VALUE=DATE"}:
@@ -195,7 +192,20 @@ def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
     for key, value in given.items():
         values |= _read(key, value, setting)
     rule = Rule(**values)
-    _check_together(text, rule)
+    # Keys that RFC 5545 does not allow together.
+    faults = {
+        "COUNT and UNTIL exclude each other": rule.count is not None and rule.until is not None,
+        "BYDAY with a number needs FREQ=MONTHLY or YEARLY, without BYWEEKNO": (
+            rule.nth and (rule.rank > 1 or rule.weeks)
+        ),
+        "BYWEEKNO needs FREQ=YEARLY": rule.weeks and rule.rank > 0,
+        "BYSETPOS needs FREQ=DAILY or longer": (
+            rule.positions and rule.rank > FREQUENCIES.index("DAILY")
+        ),
+    }
+    for fault, applies in faults.items():
+        if applies:
+            raise InvalidSchedule.of("rrule", text[:80], f"{fault}.")
     return _completed(rule, start)
 
 
@@ -248,24 +258,6 @@ def _weekdays(value: str) -> Mapping[str, Any]:
         else:
             plain.add(weekday)
     return {"weekdays": frozenset(plain), "nth": frozenset(nth)}
-
-
-def _check_together(text: str, rule: Rule) -> None:
-    """Raise InvalidSchedule for keys that RFC 5545 does not allow together."""
-    several = rule.count is not None and rule.until is not None
-    faults = {
-        "COUNT and UNTIL exclude each other": several,
-        "BYDAY with a number needs FREQ=MONTHLY or YEARLY, without BYWEEKNO": (
-            rule.nth and (rule.rank > 1 or rule.weeks)
-        ),
-        "BYWEEKNO needs FREQ=YEARLY": rule.weeks and rule.rank > 0,
-        "BYSETPOS needs FREQ=DAILY or longer": (
-            rule.positions and rule.rank > FREQUENCIES.index("DAILY")
-        ),
-    }
-    for fault, applies in faults.items():
-        if applies:
-            raise InvalidSchedule.of("rrule", text[:80], f"{fault}.")
 
 
 def _completed(rule: Rule, start: datetime) -> Rule:
@@ -329,12 +321,14 @@ def _unbounded(rule: Rule) -> DailyWallTimes:
             uniform=False,
         )
     if rule.frequency not in _UNITS:
-        times = _times_of_day(rule)
+        of_day = product(sorted(rule.hours), sorted(rule.minutes), sorted(rule.seconds))
+        times = spaced([hour * 3600 + minute * 60 + second for hour, minute, second in of_day])
         return DailyWallTimes(partial(_days, rule), lambda day: times)
     unit = _UNITS[rule.frequency]
     return DailyWallTimes(
         partial(_days_with_steps, rule),
-        lambda day: _phased(rule, _phase(rule, day, unit)),
+        # The offset of the day's first step of the interval, in units.
+        lambda day: _phased(rule, (rule.start // unit - day * DAY // unit) % rule.interval),
         uniform=(DAY // unit) % rule.interval == 0,
     )
 
@@ -377,16 +371,6 @@ def _phases(rule: Rule, unit: int) -> frozenset[int]:
     return frozenset(step % rule.interval for step in steps if step % divisor == offset)
 
 
-def _times_of_day(rule: Rule) -> Sequence[int]:
-    times = product(sorted(rule.hours), sorted(rule.minutes), sorted(rule.seconds))
-    return spaced([hour * 3600 + minute * 60 + second for hour, minute, second in times])
-
-
-def _phase(rule: Rule, day: int, unit: int) -> int:
-    """Return the offset of the day's first step of the interval, in units."""
-    return (rule.start // unit - day * DAY // unit) % rule.interval
-
-
 @lru_cache(maxsize=64)
 def _phased(rule: Rule, phase: int) -> Sequence[int]:
     """Return the times of a day whose first step is at this offset, in units after midnight."""
@@ -422,9 +406,12 @@ def _days(rule: Rule, year: int) -> tuple[int, ...]:
     pattern = _pattern(
         replace(rule, start=0, interval=1, count=None, until=None), months, _year_like(rule, year)
     )
+    days = tuple(new_year + place for place in pattern)
     if rule.interval == 1 or rule.frequency not in {"WEEKLY", "DAILY"}:
-        return tuple(new_year + place for place in pattern)
-    return tuple(new_year + place for place in pattern if _in_step(rule, new_year + place))
+        return days
+    period = partial(_week, rule) if rule.frequency == "WEEKLY" else int
+    first = period(rule.start // DAY)
+    return tuple(day for day in days if (period(day) - first) % rule.interval == 0)
 
 
 def _year_like(rule: Rule, year: int) -> int:
@@ -468,25 +455,25 @@ def _days_of_month(rule: Rule, year: int, month: int, year_length: int) -> Itera
     for number in range(1, length + 1):
         day = first + number - 1
         of_year = day - new_year + 1
-        place = (number, length) if by_month else (of_year, year_length)
+        weekday = (day - 1) % 7
+        place, last = (number, length) if by_month else (of_year, year_length)
+        ahead, behind = (place - 1) // 7 + 1, -((last - place) // 7 + 1)
         if (
             _fits(rule.month_days, number, length)
             and _fits(rule.year_days, of_year, year_length)
             and (not rule.weeks or _in_weeks(rule, day))
-            and _on_weekday(rule, (day - 1) % 7, *place)
+            and (
+                not (rule.weekdays or rule.nth)
+                or weekday in rule.weekdays
+                or (weekday, ahead) in rule.nth
+                or (weekday, behind) in rule.nth
+            )
         ):
             yield day
 
 
 def _fits(wanted: frozenset[int], number: int, length: int) -> bool:
     return not wanted or number in wanted or number - length - 1 in wanted
-
-
-def _on_weekday(rule: Rule, weekday: int, number: int, length: int) -> bool:
-    if not rule.weekdays and not rule.nth:
-        return True
-    ahead, behind = (number - 1) // 7 + 1, -((length - number) // 7 + 1)
-    return weekday in rule.weekdays or (weekday, ahead) in rule.nth or (weekday, behind) in rule.nth
 
 
 def _in_weeks(rule: Rule, day: int) -> bool:
@@ -497,13 +484,6 @@ def _in_weeks(rule: Rule, day: int) -> bool:
     of_year = fourth.timetuple().tm_yday
     ahead, behind = (of_year - 1) // 7 + 1, -((365 + isleap(fourth.year) - of_year) // 7 + 1)
     return ahead in rule.weeks or behind in rule.weeks
-
-
-def _in_step(rule: Rule, day: int) -> bool:
-    start = rule.start // DAY
-    if rule.frequency == "WEEKLY":
-        return (_week(rule, day) - _week(rule, start)) % rule.interval == 0
-    return rule.frequency != "DAILY" or (day - start) % rule.interval == 0
 
 
 def _week(rule: Rule, day: int) -> int:
