@@ -1,4 +1,6 @@
-"""``django_durable_tasks.deliver_notification`` sends one message of a notification setting."""
+"""The durable tasks ``django_durable_tasks.deliver_notification``, which sends one message of a
+notification setting, and ``django_durable_tasks.watchdog``; and the jobs of notifications.
+"""
 
 from __future__ import annotations
 
