@@ -80,7 +80,7 @@ def _claimed(n: int) -> list[Any]:
 
 def _each_by_recordset(task: Any) -> bool:
     from django_durable_tasks.states import inserts
-    from django_durable_tasks.store.statements import recordset
+    from django_durable_tasks.store.dialects import recordset
     from django_durable_tasks.store.tables import count
 
     task = inserts.encrypted_task(task)

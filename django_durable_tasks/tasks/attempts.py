@@ -21,7 +21,7 @@ from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, claims, endings
 from django_durable_tasks.states import runs as run_transitions
 from django_durable_tasks.states.claims import ClaimedTask, Unstarted
-from django_durable_tasks.states.decisions import Budgets, EndingKind, Outcome, Verdict, decide
+from django_durable_tasks.states.machine import Budgets, EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock

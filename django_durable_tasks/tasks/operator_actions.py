@@ -28,7 +28,7 @@ from django_durable_tasks.operations.operation import Argument, Reason, Target, 
 from django_durable_tasks.option_values import checked_key, checked_name, instant
 from django_durable_tasks.signals import dead_letters_grew
 from django_durable_tasks.states import attempt_log, claims, endings, guarded_update, inserts
-from django_durable_tasks.states.decisions import EndingKind, Outcome, Verdict
+from django_durable_tasks.states.machine import EndingKind, Outcome, Verdict
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.targets.http_request import after_edit

@@ -45,8 +45,7 @@ from django_durable_tasks.operations.operation import Argument, Target, operatio
 from django_durable_tasks.signals import quota_refused
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import aware, estimated_now
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 
 # Enforces the quotas of tenants, in the transaction of what they count.
 #

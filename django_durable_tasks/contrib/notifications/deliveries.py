@@ -56,8 +56,7 @@ from django_durable_tasks.contrib.notifications.models import (
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
-from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
-from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow, stored_columns, undecrypted
 from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.schedules.lifecycle import recurring

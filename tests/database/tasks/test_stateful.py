@@ -19,7 +19,7 @@ from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, operator_actions

@@ -15,7 +15,7 @@ from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import batches, claims, dependencies, endings, inserts, runs
 from django_durable_tasks.states.claims import RUN_COLUMNS, run_of
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
