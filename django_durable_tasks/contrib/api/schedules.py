@@ -15,6 +15,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
 from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
@@ -28,7 +29,6 @@ from django_durable_tasks.contrib.api.targets import (
     edited_arguments,
     target_of,
 )
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
@@ -105,9 +105,9 @@ class ScheduleAnswer(Answer):
     class Meta:
         model = RecurringTask
         hidden = (
-            *("task", "args", "kwargs", "options", "declaration", "encryption_key"),
+            *("task", "args", "kwargs", "options", "declaration"),
             *("paused_at", "undeclared_at", "watermark_at", "ledger_from", "tzdata_version"),
-            *("source", "revision", "overlap_key", "jitter_percent", "overrides"),
+            *("source", "revision", "overlap_key", "jitter_percent"),
         )
 
 
@@ -117,7 +117,7 @@ class OccurrenceAnswer(Answer):
     class Meta:
         model = OccurrenceRecord
         hidden = (
-            *("recurring_task", "last_fire_time", "count", "count_is_exact", "unique_fire_time"),
+            *("recurring_task", "last_fire_time", "count", "count_is_exact"),
             *("term", "blocked_by", "request_id"),
         )
 

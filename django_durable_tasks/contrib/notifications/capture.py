@@ -25,10 +25,7 @@ from django_durable_tasks.contrib.notifications.events import (
     QuotaEventData,
     RetryingTaskData,
 )
-from django_durable_tasks.contrib.notifications.models import (
-    NotificationEvent,
-    NotificationSetting,
-)
+from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
 from django_durable_tasks.models.guarded import TenantQuerySet

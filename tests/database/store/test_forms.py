@@ -24,7 +24,7 @@ from django_durable_tasks.choices import FireOutcome, Gate, Status
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.contrib.api import access, idempotent_requests, quotas
 from django_durable_tasks.contrib.api.idempotent_requests import RequestIdentity, StoredAnswer
-from django_durable_tasks.contrib.api.values import RequestRate
+from django_durable_tasks.contrib.api.quotas import RequestRate
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.dependencies import edges, resolve
