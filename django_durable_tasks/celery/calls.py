@@ -281,7 +281,10 @@ def check(canvas: Any, options: Mapping[str, Any] | None = None, body: Any = Non
     """
     kind, options = canvas["task"], {**canvas.get("options", {}), **(options or {})}
     if kind not in _COMPOSITES:
-        _check_task(canvas, options)
+        if registry.find(kind) is None:
+            check_callbacks(options)
+        else:
+            translated(options)
     elif kind == CHAIN:
         _check_chain(canvas, options)
     else:
@@ -307,13 +310,6 @@ def check_callbacks(options: Mapping[str, Any]) -> None:
         _refuse("several callbacks in link=", name, _REMEDIES["link"])
     for callback in callbacks:
         check(callback)
-
-
-def _check_task(task: Any, options: Mapping[str, Any]) -> None:
-    if registry.find(task["task"]) is None:
-        check_callbacks(options)
-    else:
-        translated(options)
 
 
 def _check_chain(canvas: Any, options: Mapping[str, Any]) -> None:

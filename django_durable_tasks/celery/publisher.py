@@ -289,7 +289,19 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
     if not attempted:
         return waiting
     rejections = _answered(functools.partial(_publish_once, attempted), f"{len(messages)} messages")
-    return waiting + _judged(attempted, rejections)
+    if not rejections and not broker_outage.backoff.has_rejected():
+        return waiting
+    # Back off from the rejected queues, and end the back-off of the others.
+    refused = {rejection.message.queue: rejection.error for rejection in rejections}
+    for queue, error in refused.items():
+        broker_outage.backoff.rejected(queue, error)
+    for queue in {message.queue for message in attempted} - set(refused):
+        broker_outage.backoff.accepted(queue)
+    remaining = {queue: broker_outage.backoff.remaining(queue) for queue in refused}
+    return waiting + [
+        NotAccepted(rejection.message, remaining[rejection.message.queue])
+        for rejection in rejections
+    ]
 
 
 def count(queue: str) -> int | None:
@@ -344,21 +356,6 @@ def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:
             more, messages = send_batch(broker, messages, confirm=confirm)
         rejections += more
     return rejections
-
-
-def _judged(messages: Sequence[TaskMessage], rejections: Sequence[Rejection]) -> list[NotAccepted]:
-    """Back off from the queues of these rejections, and end the back-off of the other queues."""
-    if not rejections and not broker_outage.backoff.has_rejected():
-        return []
-    refused = {rejection.message.queue: rejection.error for rejection in rejections}
-    for queue, error in refused.items():
-        broker_outage.backoff.rejected(queue, error)
-    for queue in {message.queue for message in messages} - set(refused):
-        broker_outage.backoff.accepted(queue)
-    delays = {queue: broker_outage.backoff.remaining(queue) for queue in refused}
-    return [
-        NotAccepted(rejection.message, delays[rejection.message.queue]) for rejection in rejections
-    ]
 
 
 def eager() -> bool:
