@@ -71,12 +71,11 @@ os.register_at_fork(after_in_child=_start_empty)
 atexit.register(_stop)
 
 
-# Runs a function periodically on a daemon thread while its result is used.
+# State that a daemon thread reads again periodically while it is used.
 #
-# ``limits/backpressure.py`` uses it. A caller never waits for the thread. The thread starts
-# with the first ``ask`` and ends when ``ask`` was not called for ``KEPT_FOR`` seconds, or with
-# the process. After a fork the child must create new objects, because the parent's thread does
-# not exist there.
+# A caller never waits for the thread. The thread starts with the first ``ask`` and ends when
+# ``ask`` was not called for ``KEPT_FOR`` seconds, or with the process. After a fork the child must
+# create new objects, because the parent's thread does not exist there.
 
 
 logger = logging.getLogger("django_durable_tasks.limits")

@@ -25,7 +25,7 @@ from django_durable_tasks.option_values import LONGEST, instant, seconds
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.tasks import enqueue
-from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions, call_options
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")

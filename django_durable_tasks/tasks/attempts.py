@@ -27,7 +27,7 @@ from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks.claim import count_misrouted, in_publishing_order
-from django_durable_tasks.tasks.new_task import DELAY_MAX
+from django_durable_tasks.tasks.enqueue import DELAY_MAX
 from django_durable_tasks.tasks.options import RetryPolicy
 
 # Starts and ends the attempts of tasks, with their log entries and dead letters.

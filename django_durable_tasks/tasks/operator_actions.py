@@ -34,8 +34,8 @@ from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.targets.http_request import after_edit
 from django_durable_tasks.tasks import requests
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode
+from django_durable_tasks.tasks.enqueue import Call, check_options, limit_key, prepared_kwargs
 from django_durable_tasks.tasks.explanations import comment, done_by
-from django_durable_tasks.tasks.new_task import Call, check_options, limit_key, prepared_kwargs
 from django_durable_tasks.tasks.options import CallOptions, call_options
 
 # Edits a task that has not started: its arguments, times, queue and priority.

@@ -53,8 +53,8 @@ from django_durable_tasks.targets.addresses import address_policy
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.tasks.enqueue import Call, new_task
 from django_durable_tasks.tasks.explanations import comment
-from django_durable_tasks.tasks.new_task import Call, new_task
 from django_durable_tasks.tasks.options import CallOptions
 
 # Creates, changes and deletes notification settings, and records the result of deliveries.
