@@ -39,7 +39,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import ExactCharField, exact_collation
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.store.connections import on_sqlite
-from django_durable_tasks.store.statements import text
+from django_durable_tasks.store.dialects import text
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK
 from django_durable_tasks.tasks.options import TaskOptions, checked_defaults, task_options

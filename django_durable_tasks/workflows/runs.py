@@ -46,7 +46,7 @@ from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX, publish_after
 from django_durable_tasks.store.errors import Isolation, is_outage, retry_on_deadlock
 from django_durable_tasks.task_values import NewTask, Run
 from django_durable_tasks.tasks import attempts, enqueue
-from django_durable_tasks.tasks.new_task import Call, TaskTemplate, step_template, traced_together
+from django_durable_tasks.tasks.enqueue import Call, TaskTemplate, step_template, traced_together
 from django_durable_tasks.tasks.options import CallOptions, Schedule
 from django_durable_tasks.workflows.builder import (
     AddedTasks,

@@ -43,7 +43,7 @@ from django_durable_tasks.targets.answers import BACKOFF, delay
 from django_durable_tasks.targets.http_request import http_request
 from django_durable_tasks.task_names import NOTIFICATION_TASK, WATCHDOG_TASK
 from django_durable_tasks.tasks import enqueue
-from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions
 
 # Sends a notification by Django's e-mail backend.

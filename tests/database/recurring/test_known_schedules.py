@@ -17,7 +17,7 @@ from django_durable_tasks.schedules import calendars, ledger, schedule_cache, tr
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.schedule_cache import agenda_of, read_rows
 from django_durable_tasks.schedules.trigger import KnownSchedules, policy_of
-from django_durable_tasks.tasks import new_task
+from django_durable_tasks.tasks import enqueue
 from tests.database.recurring.schedules import (
     START,
     a_schedule,
@@ -229,7 +229,7 @@ def test_schedules_with_equal_options_share_what_depends_on_these(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built = list[Any]()
-    build = new_task.template
+    build = enqueue.template
 
     def counted(*given: Any) -> Any:
         built.append(given)
