@@ -299,8 +299,8 @@ _FINDINGS = (
     ),
     ProjectFinding(
         "W021",
-        "{setting} has {kind!r}: anyone who can write to the broker could run code in the workers."
-        " Durable tasks do not use it: their messages are JSON.",
+        "{found}: anyone who can write to the broker could run code in the workers. Durable tasks"
+        " do not use it: their messages are JSON.",
         "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
         " = 'json' as soon as no other task needs it.",
     ),
@@ -579,10 +579,14 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
         longest = max([settings.LEASE, *leases])
         if wiring.visibility_timeout < longest:
             yield FINDINGS["W001"](visible=wiring.visibility_timeout, lease=longest)
-    for setting, kinds in wiring.serializers.items():
-        for kind in kinds:
-            if kind in UNSAFE:
-                yield FINDINGS["W021"](setting=setting, kind=kind)
+    unsafe = [
+        f"{setting} has {kind!r}"
+        for setting, kinds in wiring.serializers.items()
+        for kind in kinds
+        if kind in UNSAFE
+    ]
+    if unsafe:
+        yield FINDINGS["W021"](found=", ".join(unsafe))
     if not wiring.accepted & {"json", "application/json"}:
         yield FINDINGS["E009"](accepted=", ".join(sorted(wiring.accepted)))
     if wiring.eager:

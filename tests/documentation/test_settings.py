@@ -5,9 +5,12 @@ and `manage.py check` has no finding.
 
 from __future__ import annotations
 
+import ast
 import base64
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 from celery.app.defaults import DEFAULTS
 from django.conf import global_settings
 
+from django_durable_tasks import conf
 from tests.documentation.pages import DOCS, Block, blocks, name_of, pages, set_names
 from tests.runs import ROOT
 
@@ -115,6 +119,30 @@ def _checked(folder: Path, *pasted: str, database: bool = False) -> dict[str, li
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, list[str]] = json.loads(done.stdout)
     return found
+
+
+_KEY = re.compile(r"""DURABLE_TASKS\[["']([A-Z_]+)["']\]""")
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_a_key_of_durable_tasks_that_a_page_names_exists(page: Path) -> None:
+    named = set(_KEY.findall(page.read_text(encoding="utf-8")))
+    for block in blocks(page):
+        if "DURABLE_TASKS" in set_names(block):
+            named |= _keys_of(block)
+    assert named - {field.name for field in dataclasses.fields(conf.Settings)} == set()
+
+
+def _keys_of(block: Block) -> set[str]:
+    """Return the keys of the dictionary that a block assigns to DURABLE_TASKS."""
+    return {
+        key.value
+        for statement in ast.parse(block.text).body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)
+        if any(isinstance(one, ast.Name) and one.id == "DURABLE_TASKS" for one in statement.targets)
+        for key in statement.value.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    }
 
 
 def _known_names() -> set[str]:
