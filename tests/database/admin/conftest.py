@@ -6,8 +6,11 @@ import pytest
 from django.conf import settings as project_settings
 from django.test import Client, override_settings
 
+from django_durable_tasks.admin import recurring_form
 from tests.database.admin.full_tenant import a_full_tenant, hostile_rows, shared_rows
 from tests.database.admin.site import operator
+
+ZONES = frozenset({"UTC", "Europe/Berlin", "America/New_York"})
 
 
 def _with_open_notifications() -> dict[str, Any]:
@@ -15,6 +18,12 @@ def _with_open_notifications() -> dict[str, Any]:
         **project_settings.DURABLE_TASKS,
         "NOTIFICATION_EMAIL_ALLOW": ["*@example.com"],
     }
+
+
+@pytest.fixture(autouse=True)
+def few_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the form of a schedule offer few zones: each of 600 options is a template to render."""
+    monkeypatch.setattr(recurring_form, "zone_names", lambda: ZONES)
 
 
 @pytest.fixture
