@@ -62,5 +62,6 @@ def test_a_dry_run_writes_and_publishes_nothing(
             accepted = (200,) if address in _BODIES else _ANSWERS
             assert answer.status_code in accepted, answer.content
             assert answer.status_code != 200 or answer.json()["dry_run"] is True
+            assert address not in _BODIES or answer.json()["would_answer"] in (200, 201)
             assert _tables() == before
             assert published == []

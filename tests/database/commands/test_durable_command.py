@@ -38,18 +38,6 @@ def test_every_subcommand_has_help_with_examples_and_exit_codes(name: str) -> No
     assert "--format" in text
 
 
-def test_help_is_printed_in_a_shell() -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "django", "durable", "status", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=ROOT,
-    )
-    assert "exit codes:" in answer.stdout
-
-
 @pytest.mark.parametrize("words", [(), ("dance",), ("status", "--fast"), ("show",), ("pause",)])
 def test_a_usage_error_exits_with_2(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
