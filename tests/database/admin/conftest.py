@@ -39,14 +39,14 @@ def open_notifications(settings: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def full_rows(committed_rows: object) -> dict[str, Any]:
+def full_rows(few_committed_rows: object) -> dict[str, Any]:
     """Create a row of each kind once for the tests of a module, and return them by model."""
     with override_settings(DURABLE_TASKS=_with_open_notifications()):
         return {**a_full_tenant("acme"), **shared_rows()}
 
 
 @pytest.fixture(scope="module")
-def hostile(committed_rows: object) -> dict[str, Any]:
+def hostile(few_committed_rows: object) -> dict[str, Any]:
     """Create ``hostile_rows()`` once for the tests of a module, and return them by model."""
     with override_settings(DURABLE_TASKS=_with_open_notifications()):
         return hostile_rows()

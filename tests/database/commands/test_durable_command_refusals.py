@@ -108,7 +108,7 @@ def _dump() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def keys(committed_rows: object) -> dict[str, Any]:
+def keys(few_committed_rows: object) -> dict[str, Any]:
     """Create the rows that the commands name, and return their ids."""
     workflow = Workflow("chain")
     workflow.add(noop, after=workflow.add(noop))
