@@ -61,7 +61,7 @@ class DurableTasksConfig(AppConfig):
 def _bind_ports() -> None:
     from django_durable_tasks.celery import broker_outage, inspect, publisher, routing
     from django_durable_tasks.limits import backpressure
-    from django_durable_tasks.scheduler.notify_on_commit import OnCommitNotifier
+    from django_durable_tasks.scheduler.notifier import OnCommitNotifier
     from django_durable_tasks.tasks import requests
 
     ports.bind(

@@ -39,7 +39,7 @@ TABLE = (
     ("database/celery broker smoke", "celery/"),
     ("database/metrics unit", "contrib/metrics/"),
     ("database/scheduler broker processes@postgresql@rabbitmq smoke", "scheduler/"),
-    ("unit database/checks/test_database_checks.py", "checks/"),
+    ("unit database/checks/test_database_checks.py", "checks.py"),
     ("database/api documentation", "contrib/api/"),
     ("database/recurring unit", "contrib/"),
     (

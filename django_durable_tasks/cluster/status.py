@@ -89,7 +89,13 @@ def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
             reasons[node.pk] = f"it has not polled for due tasks for {ago(still)}"
         elif node.active is not None and int(node.active.get("number", 0)) < node.concurrency:
             idle.append((node, still))
-    waiting = _waiting_since(now) if idle else {}
+    waiting = dict[str, datetime]()
+    if idle:
+        # Queues with tasks that were published and not started for STALLED_AFTER seconds. A worker
+        # without a connection to the broker reports a start just now and is not judged.
+        published = tasks().queued().filter(updated_at__lt=now - timedelta(seconds=STALLED_AFTER))
+        served = published.exclude(queue__in=sorted(paused_queues())).order_by()
+        waiting = dict(served.values_list("queue").annotate(since=Min("updated_at")))
     for node, still in idle:
         queue = next((name for name in node.queues if name in waiting), None)
         if queue is not None:
@@ -98,16 +104,6 @@ def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
                 f" published in queue {queue} since {ago((now - waiting[queue]).total_seconds())}"
             )
     return reasons
-
-
-def _waiting_since(now: datetime) -> dict[str, datetime]:
-    """Return the queues with tasks that were published and not started for STALLED_AFTER seconds,
-    each with the oldest time.
-    """
-    # A worker without a connection to the broker reports a start just now and is not judged.
-    published = tasks().queued().filter(updated_at__lt=now - timedelta(seconds=STALLED_AFTER))
-    waiting = published.exclude(queue__in=sorted(paused_queues())).order_by()
-    return dict(waiting.values_list("queue").annotate(since=Min("updated_at")))
 
 
 @dataclass(frozen=True, slots=True)

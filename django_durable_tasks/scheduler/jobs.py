@@ -30,13 +30,13 @@ from django_durable_tasks.scheduler.reap_dead_nodes import (
     reap_dead_nodes,
 )
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps
-from django_durable_tasks.schedules import recompute
+from django_durable_tasks.schedules import writes
 from django_durable_tasks.schedules.ledger import prune_ended, prune_ledger
 from django_durable_tasks.states.demand import shards_of
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import operator_actions, requests, retention
-from django_durable_tasks.workflows import runs, start
+from django_durable_tasks.workflows import runs
 
 # The type of a maintenance job, and the time slice of jobs that work in batches.
 
@@ -138,7 +138,7 @@ def apply_requests(now: datetime, monitor: HeartbeatMonitor) -> int:
 # A clock that is set forward needs no correction: everything is due early, and schedules treat the
 # fire times that were skipped as missed. When it is set back, these instants lie in the future:
 #
-# * the watermarks of schedules: they are set to now (``schedules/recompute.py``);
+# * the watermarks of schedules: they are set to now (``schedules/writes.py``);
 # * the end of the waits of tasks, such as back-offs: they are moved with the clock
 #   (``states/endings.py``);
 # * the times at which messages are published again: they are shortened to REPUBLISH_AFTER;
@@ -177,7 +177,7 @@ class CorrectClockSteps:
                 self._checked = at
                 if abs(step) <= tolerance:
                     now = database_now()
-                    step = -max(nodes.seen_later(now), recompute.processed_later_by(now))
+                    step = -max(nodes.seen_later(now), writes.processed_later_by(now))
             self._called = at
             if abs(step) > tolerance:
                 monitor.clock_step = ClockStep(step, time.monotonic())
@@ -198,7 +198,7 @@ class CorrectClockSteps:
                 return 0
             now, limit = database_now(), settings().BATCH_SIZE
             corrected = retention.correct_deadlines(now, tolerance, limit)
-            return corrected + recompute.set_back_schedules(now, tolerance, limit)
+            return corrected + writes.set_back_schedules(now, tolerance, limit)
 
 
 # Job: count endings into their workflow runs, and end the runs that are complete.
@@ -242,7 +242,7 @@ class FindDeletedUpstreams:
 
 def finish_starts(now: datetime, monitor: HeartbeatMonitor) -> int:
     """Release the tasks of completely written starts, and delete incomplete, abandoned ones."""
-    return _for_one_slice(lambda: start.finish_starts(now, settings().BATCH_SIZE))
+    return _for_one_slice(lambda: runs.finish_starts(now, settings().BATCH_SIZE))
 
 
 # Job: delete ended tasks, ledger entries, limit buckets and audit entries after their retention.
@@ -312,8 +312,8 @@ class RecomputeFireTimes:
         if self._done or time.monotonic() < self._again_at:
             return 0
         with dedicated_connection():
-            number = recompute.recompute_fire_times(settings().BATCH_SIZE)
-            self._done = not number and not recompute.computed_elsewhere().exists()
+            number = writes.recompute_fire_times(settings().BATCH_SIZE)
+            self._done = not number and not writes.computed_elsewhere().exists()
         if not number:
             self._again_at = time.monotonic() + _RETRY_AFTER
         return number

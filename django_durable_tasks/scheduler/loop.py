@@ -29,7 +29,7 @@ from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop, PublishWi
 from django_durable_tasks.scheduler.due_index import due_index
 from django_durable_tasks.scheduler.jobs import Maintenance
 from django_durable_tasks.scheduler.leader import Leader
-from django_durable_tasks.scheduler.listener import Listeners
+from django_durable_tasks.scheduler.notifier import Listeners
 from django_durable_tasks.scheduler.republishing import Republishing
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps, Waiter
 from django_durable_tasks.schedules import trigger

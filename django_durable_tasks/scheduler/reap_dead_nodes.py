@@ -130,13 +130,26 @@ def mark_orphaned_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
 
 
 def mark_lost_runs(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Mark runs LOST whose lease did not change in consecutive reads that span the lease."""
+    """Mark runs LOST whose lease did not change in consecutive reads that span the lease.
+
+    If this process does not know the task, and so not its ``lease=`` option, the lease must also
+    have ended by the database's clock.
+    """
     shortest_lease = min(2 * settings().HEARTBEAT, settings().LEASE)
     unrenewed = monitor.unrenewed(_reads_in(shortest_lease))
     if not unrenewed:
         return 0
     with dedicated_connection():
-        return _mark_in_batches(_expired(unrenewed, now), LEASE_EXPIRED, monitor)
+        options = tables.tasks().filter(pk__in=list(unrenewed)).values_list("pk", "name", "options")
+        expired = dict[uuid.UUID, Lease]()
+        for pk, name, overrides in options:
+            lease, reads = unrenewed[pk]
+            task = registry.find(name)
+            configured = (overrides or {}).get("lease") or (task.options.lease if task else None)
+            seconds = configured or settings().LEASE
+            if reads >= _reads_in(seconds) and (configured or task or lease.until < now):
+                expired[pk] = lease
+        return _mark_in_batches(expired, LEASE_EXPIRED, monitor)
 
 
 def mark_lost(
@@ -232,26 +245,6 @@ def _mark_in_batches(
         lost |= mark_lost(batch, reason, crashes)
     monitor.restart(leases=leases.keys() - lost)
     return len(lost)
-
-
-def _expired(
-    unrenewed: Mapping[uuid.UUID, tuple[Lease, int]], now: datetime
-) -> dict[uuid.UUID, Lease]:
-    """Return the leases that did not change for as long as they last, given the number of reads.
-
-    If this process does not know the task, and so not its ``lease=`` option, the lease must also
-    have ended by the database's clock.
-    """
-    options = tables.tasks().filter(pk__in=list(unrenewed)).values_list("pk", "name", "options")
-    expired = {}
-    for pk, name, overrides in options:
-        lease, reads = unrenewed[pk]
-        task = registry.find(name)
-        configured = (overrides or {}).get("lease") or (task.options.lease if task else None)
-        seconds = configured or settings().LEASE
-        if reads >= _reads_in(seconds) and (configured or task or lease.until < now):
-            expired[pk] = lease
-    return expired
 
 
 def _reads_of_node_timeout() -> int:

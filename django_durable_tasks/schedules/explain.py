@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from django_durable_tasks import conf, ports, registry
+from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
@@ -24,12 +24,11 @@ from django_durable_tasks.models import (
     SchedulerLease,
 )
 from django_durable_tasks.models.cluster import lease_name
-from django_durable_tasks.option_values import checked_count, checked_key, checked_name, instant
-from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
+from django_durable_tasks.option_values import checked_count, instant
+from django_durable_tasks.schedules import ledger, lifecycle, trigger
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, SkippedRange
 from django_durable_tasks.schedules.lifecycle import not_a_fire_time, recurring, utc
 from django_durable_tasks.schedules.misfires import QUARANTINED, RUN, effective, named
-from django_durable_tasks.schedules.options import KINDS, columns
 from django_durable_tasks.schedules.schedule_cache import agenda_of, check, readable
 from django_durable_tasks.schedules.timetables.types import TICK
 from django_durable_tasks.store import tables
@@ -125,16 +124,48 @@ def _explanation(row: RecurringTask, at: datetime) -> str:
         return _recorded(own)
     planned = agenda.at_nominal(at)
     if planned is None:
-        return _no_fire_time(row, agenda, at)
+        text = not_a_fire_time(row, agenda, at)
+        meets = agenda.next(at - TICK)
+        if meets is not None and meets.at <= lifecycle.end_of(at):
+            text += f" The fire time {utc(meets.nominal)} was put there: ask about that one."
+        if at <= row.updated_at and row.updated_at > row.created_at:
+            edited = utc(row.updated_at)
+            text += f" It was changed at {edited}; the explanation uses the present schedule."
+        return text
     if isinstance(planned, SkippedRange):
         outcome = "did not run" if planned.last <= now else "will not run"
         return f"{utc(at)} {outcome}: {planned.reason}."
     if planned.at > now:
         return _to_come(row, agenda, planned, now)
     for entry in entries:
-        if entry.outcome in (FireOutcome.MISSED, FireOutcome.PAUSED):
-            return _in_range(entry, at)
-    return _without_entry(row, planned, now)
+        if entry.outcome not in (FireOutcome.MISSED, FireOutcome.PAUSED):
+            continue
+        among = ""
+        if entry.count > 1 and entry.last_fire_time is not None:
+            number = f"{'' if entry.count_is_exact else 'at least '}{entry.count}"
+            first, last = utc(entry.fire_time), utc(entry.last_fire_time)
+            among = f", one of {number} fire times from {first} to {last}"
+        if entry.outcome == FireOutcome.PAUSED:
+            return f"{utc(at)} did not run: the schedule was paused{_because(entry.reason)}{among}."
+        return f"{utc(at)} was missed{among}: {_MISSED.get(entry.reason, entry.reason)}."
+    # There is no entry of this fire time in the past.
+    if row.ledger_from is not None and planned.nominal <= row.ledger_from:
+        return f"{utc(at)} is not after {utc(row.ledger_from)}: its ledger entry has been deleted."
+    if planned.at > row.watermark_at:
+        if row.status == RecurringStatus.CANCELLED:
+            return f"{utc(at)} did not run: the schedule had ended{_because(row.status_reason)}."
+        if row.status == RecurringStatus.PAUSED:
+            return f"{utc(at)} did not run: {_paused(row)}."
+        return _due(row, planned, now)
+    if planned.nominal <= row.created_at:
+        return (
+            f"{utc(at)} did not run: the schedule did not exist before {utc(row.created_at)}."
+            " A backfill can run it."
+        )
+    return (
+        f"{utc(at)} did not run: the schedule was changed at {utc(row.updated_at)}, and an edit"
+        " never fires for a time in the past. A backfill can run it."
+    )
 
 
 def _because(reason: str) -> str:
@@ -198,29 +229,6 @@ _MISSED = {
 }
 
 
-def _in_range(entry: OccurrenceRecord, at: datetime) -> str:
-    """Explain a fire time by the entry of a range that contains it."""
-    among = ""
-    if entry.count > 1 and entry.last_fire_time is not None:
-        number = f"{'' if entry.count_is_exact else 'at least '}{entry.count}"
-        first, last = utc(entry.fire_time), utc(entry.last_fire_time)
-        among = f", one of {number} fire times from {first} to {last}"
-    if entry.outcome == FireOutcome.PAUSED:
-        return f"{utc(at)} did not run: the schedule was paused{_because(entry.reason)}{among}."
-    return f"{utc(at)} was missed{among}: {_MISSED.get(entry.reason, entry.reason)}."
-
-
-def _no_fire_time(row: RecurringTask, agenda: Agenda, at: datetime) -> str:
-    text = not_a_fire_time(row, agenda, at)
-    meets = agenda.next(at - TICK)
-    if meets is not None and meets.at <= lifecycle.end_of(at):
-        text += f" The fire time {utc(meets.nominal)} was put there: ask about that one."
-    if at <= row.updated_at and row.updated_at > row.created_at:
-        edited = utc(row.updated_at)
-        text += f" It was changed at {edited}; the explanation uses the present schedule."
-    return text
-
-
 def _to_come(row: RecurringTask, agenda: Agenda, planned: PlannedRun, now: datetime) -> str:
     at = utc(planned.nominal)
     if row.status == RecurringStatus.CANCELLED:
@@ -229,9 +237,7 @@ def _to_come(row: RecurringTask, agenda: Agenda, planned: PlannedRun, now: datet
         row.paused_until and row.paused_until < planned.at
     ):
         return f"{at} will not run unless the schedule is resumed before: {_paused(row)}."
-    following = agenda.next(planned.at)
-    next_at = following.at if following else None
-    starts = effective(planned, next_at, str(row.pk), row.jitter, row.jitter_percent)
+    starts = next(fires(row, agenda, planned.at - TICK)).effective
     jitter = ", by its jitter" if starts != planned.at else ""
     late = f" at {utc(starts)}{jitter}" if starts != planned.nominal else ""
     remarks = f" ({'; '.join(planned.remarks)})" if planned.remarks else ""
@@ -252,28 +258,6 @@ def _paused(row: RecurringTask) -> str:
     by = f" by {row.status_by}" if row.status_by else ""
     until = f" until {utc(row.paused_until)}" if row.paused_until else ""
     return f"it is paused{since}{by}{until}{_because(row.status_reason)}"
-
-
-def _without_entry(row: RecurringTask, planned: PlannedRun, now: datetime) -> str:
-    """Explain a fire time in the past that has no ledger entry."""
-    at = utc(planned.nominal)
-    if row.ledger_from is not None and planned.nominal <= row.ledger_from:
-        return f"{at} is not after {utc(row.ledger_from)}: its ledger entry has been deleted."
-    if planned.at > row.watermark_at:
-        if row.status == RecurringStatus.CANCELLED:
-            return f"{at} did not run: the schedule had ended{_because(row.status_reason)}."
-        if row.status == RecurringStatus.PAUSED:
-            return f"{at} did not run: {_paused(row)}."
-        return _due(row, planned, now)
-    if planned.nominal <= row.created_at:
-        return (
-            f"{at} did not run: the schedule did not exist before {utc(row.created_at)}."
-            " A backfill can run it."
-        )
-    return (
-        f"{at} did not run: the schedule was changed at {utc(row.updated_at)}, and an edit never"
-        " fires for a time in the past. A backfill can run it."
-    )
 
 
 def _due(row: RecurringTask, planned: PlannedRun, now: datetime) -> str:
@@ -319,19 +303,12 @@ def preview(
     UnknownTask.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
-    checked_key("name", name)
-    values = columns(name, given, may_never_fire=paused) | {
-        "task": checked_name("task", getattr(task, "name", task))
-    }
+    values = lifecycle.checked_columns(name, task, given, may_never_fire=paused)
     now = database_now()
     row = recurring().filter(tenant_id=tenant_id, name=name).first()
     if row is None:
-        row = RecurringTask(
-            tenant_id=tenant_id, name=name, start_time=now, time_zone=ports.schedule_zone()
-        )
+        row = lifecycle.drafted(name, tenant_id, values, now)
     for column, value in values.items():
         setattr(row, column, value)
-    if not row.timetable:
-        raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
-    tick_plan.template_of(row)
+    trigger.template_of(row)
     return Preview(row, now, list(islice(fires(row, agenda_of(row), now), number)))

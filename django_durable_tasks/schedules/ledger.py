@@ -18,9 +18,11 @@ from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.fields import constant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
-from django_durable_tasks.schedules.agenda import Agenda
+from django_durable_tasks.schedules.agenda import Agenda, SkippedRange
+from django_durable_tasks.schedules.misfires import skipped
 from django_durable_tasks.schedules.options import API
 from django_durable_tasks.schedules.schedule_cache import AnySchedule
+from django_durable_tasks.schedules.timetables.types import TICK
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation
@@ -152,30 +154,33 @@ def fill(tasks: Mapping[int, tuple[uuid.UUID, datetime]], outcome: FireOutcome, 
     )
 
 
-_INSTANT = timedelta(microseconds=1)
+def entry_of_range(
+    recurring_task_id: uuid.UUID, tenant_id: int, fires: SkippedRange, term: int | None
+) -> LedgerEntry:
+    """Return the entry of fire times that do not run."""
+    return LedgerEntry(
+        recurring_task_id=recurring_task_id,
+        tenant_id=tenant_id,
+        fire_time=fires.first,
+        last_fire_time=fires.last,
+        count=fires.count,
+        count_is_exact=fires.exact,
+        outcome=FireOutcome(fires.outcome),
+        reason=fires.reason[:REASON_MAX],
+        term=term,
+    )
 
 
 def paused_range(
-    row: AnySchedule, agenda: Agenda, until: datetime, term: int | None = None
+    row: AnySchedule, agenda: Agenda, after: datetime, until: datetime, term: int | None = None
 ) -> LedgerEntry | None:
-    """Return the entry of the fire times from the watermark to ``until``, or None."""
-    first, last = agenda.next(row.watermark_at), agenda.previous(until + _INSTANT)
+    """Return the entry of the fire times in (after, until] of a paused schedule, or None."""
+    first, last = agenda.next(after), agenda.previous(until + TICK)
     if first is None or last is None or first.at > until:
         return None
-    begin, end = sorted((first.nominal, last.nominal))  # rolling can reverse two fire times
-    counted = agenda.count(row.watermark_at, until)
-    by = f" by {row.status_by}" if row.status_by else ""
-    return LedgerEntry(
-        recurring_task_id=row.pk,
-        tenant_id=row.tenant_id,
-        fire_time=begin,
-        last_fire_time=end,
-        count=counted.number,
-        count_is_exact=counted.exact,
-        outcome=FireOutcome.PAUSED,
-        term=term,
-        reason=f"{row.status_reason or 'paused'}{by}"[:REASON_MAX],
-    )
+    reason = f"{row.status_reason or 'paused'}{f' by {row.status_by}' if row.status_by else ''}"
+    passed = skipped(agenda, first, last, after, reason, FireOutcome.PAUSED)
+    return entry_of_range(row.pk, row.tenant_id, passed, term)
 
 
 # Deletes ledger entries and ended recurring tasks of the HTTP API whose retention is over.

@@ -29,8 +29,8 @@ from django_durable_tasks.models.encrypted_json import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
-from django_durable_tasks.schedules import ledger, tick_plan, writes
-from django_durable_tasks.schedules.agenda import Agenda, Override, PlannedRun
+from django_durable_tasks.schedules import ledger, trigger, writes
+from django_durable_tasks.schedules.agenda import Agenda, BoundedTimetable, Override, PlannedRun
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.schedules.schedule_cache import (
     agenda_of,
@@ -39,7 +39,8 @@ from django_durable_tasks.schedules.schedule_cache import (
     overrides_of,
     stored_overrides,
 )
-from django_durable_tasks.schedules.timetables.types import TICK, Fire, walk
+from django_durable_tasks.schedules.timetables.builder import alternatives
+from django_durable_tasks.schedules.timetables.types import TICK, Fire, Timetable, walk
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -176,10 +177,7 @@ def upsert(
     """
     registry.load_for(task)
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
-    checked_key("name", name)
-    values = columns(name, given, may_never_fire=paused) | {
-        "task": checked_name("task", getattr(task, "name", task))
-    }
+    values = checked_columns(name, task, given, may_never_fire=paused)
     values |= {} if source is None else {"source": source}
     for _try in range(2):
         try:
@@ -199,14 +197,19 @@ def upsert(
     raise lost
 
 
-def create(
-    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
-) -> RecurringTask:
-    """Insert a schedule with these validated columns.
+def checked_columns(
+    name: str, task: Any, given: Mapping[str, Any], *, may_never_fire: bool
+) -> dict[str, Any]:
+    """Return the columns that these arguments of ``upsert`` set, and raise its errors."""
+    checked_key("name", name)
+    values = columns(name, given, may_never_fire=may_never_fire)
+    return values | {"task": checked_name("task", getattr(task, "name", task))}
 
-    Raises IntegrityError if a concurrent transaction inserted the name or key first.
+
+def drafted(name: str, tenant_id: int, values: Mapping[str, Any], now: datetime) -> RecurringTask:
+    """Return a new schedule with these validated columns, which is not saved. Raises
+    InvalidSchedule if it has no timetable.
     """
-    now = database_now()
     row = RecurringTask(
         tenant_id=tenant_id,
         name=name,
@@ -218,6 +221,18 @@ def create(
         row.time_zone = ports.schedule_zone()
     if not row.timetable:
         raise InvalidSchedule(f"Recurring task {name!r} needs one of {', '.join(KINDS)}.")
+    return row
+
+
+def create(
+    name: str, tenant_id: int, values: Mapping[str, Any], paused: bool = False
+) -> RecurringTask:
+    """Insert a schedule with these validated columns.
+
+    Raises IntegrityError if a concurrent transaction inserted the name or key first.
+    """
+    now = database_now()
+    row = drafted(name, tenant_id, values, now)
     if row.idempotency_key is not None:
         same: RecurringTask | None = (
             recurring().filter(tenant_id=tenant_id, idempotency_key=row.idempotency_key).first()
@@ -230,7 +245,7 @@ def create(
             return same
     if paused:
         row.status, row.paused_at, row.status_reason = RecurringStatus.PAUSED, now, "CREATED_PAUSED"
-    row.target_type = tick_plan.template_of(row).target_type
+    row.target_type = trigger.template_of(row).target_type
     _plan(row, now)
     with recorded("schedule.create"):
         writes.insert(row)
@@ -270,7 +285,7 @@ def change(
         return row
     row.updated_at = database_now()
     try:
-        row.target_type = tick_plan.template_of(row).target_type
+        row.target_type = trigger.template_of(row).target_type
     except EncryptionError:
         if {"task", "args", "kwargs"} & changed:
             raise
@@ -453,7 +468,11 @@ def resume(
         if schedule.status == RecurringStatus.ACTIVE:
             return False
         check(schedule)
-        passed = None if run_missed else ledger.paused_range(schedule, agenda_of(schedule), now)
+        passed = (
+            None
+            if run_missed
+            else ledger.paused_range(schedule, agenda_of(schedule), schedule.watermark_at, now)
+        )
         schedule.status, schedule.status_by = RecurringStatus.ACTIVE, actor.by[:200]
         schedule.error = ""
         if pace is not None:
@@ -697,30 +716,50 @@ def _replan(row: RecurringTask, schedule: RecurringTask, now: datetime) -> None:
 _DAY = timedelta(days=1)
 
 
-def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
+# How many parts and rules of a timetable are compared with the quota together. Of more only the sum
+# of their runs is, because each comparison reads all of them.
+_MOST_COMPARED = 20
+
+
+def check_runs_per_day(tenant: Tenant, row: RecurringTask) -> None:
     """Raise InvalidSchedule if a recurring task would run more often in a day than the quota
     allows.
 
-    Looks at two days: that from the first run after ``after``, which may be a part of a day on
-    which the timetable fires, and that from the first run after it.
+    Looks at two days of the schedule and of each part and rule of its timetable: that from the
+    first run, which may be a part of a day on which it fires, and that from the first run after it.
+    So a part that fires often on few days is found behind one that fires daily.
     """
     most = None if ports.quotas is None else ports.quotas.runs_per_day(tenant)
     if most is None:
         return
-    for _day in range(2):
-        first = agenda.next(after)
-        if first is None:
-            return
-        after = first.at + _DAY - TICK
-        if _has_more_runs(agenda, first.at, most):
+    agenda, parts = agenda_of(row), alternatives(fire_times_of(row))
+    sources: list[Timetable | Agenda] = [agenda]
+    if len(parts) > 1:
+        sources += [BoundedTimetable(part, row.start_time, row.end_time) for part in parts]
+    together = 0
+    for source in sources:
+        days, after = list[datetime](), row.watermark_at
+        while len(days) < 2 and (first := source.next(after)) is not None:
+            days.append(first.at)
+            after = first.at + _DAY - TICK
+        if len(parts) > _MOST_COMPARED and source is not agenda:
+            counts = [source.count(day - TICK, day + _DAY - TICK).number for day in days]
+            together += max(counts, default=0)
+            exceeds = together > most
+        else:
+            exceeds = any(
+                _has_more_runs(source, day, most) or _has_more_runs(agenda, day, most)
+                for day in days
+            )
+        if exceeds:
             raise InvalidSchedule(
                 f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
                 " timetable that fires less often."
             )
 
 
-def _has_more_runs(agenda: Agenda, start: datetime, most: int) -> bool:
-    """Return whether an agenda has more than ``most`` runs in the day from ``start``."""
+def _has_more_runs(agenda: Agenda | Timetable, start: datetime, most: int) -> bool:
+    """Return whether there are more than ``most`` runs or fires in the day from ``start``."""
     before, last = start - TICK, start + _DAY - TICK
     counted = agenda.count(before, last)
     if counted.exact:

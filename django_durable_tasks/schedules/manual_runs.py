@@ -41,7 +41,7 @@ from django_durable_tasks.operations.operation import (
     operation,
 )
 from django_durable_tasks.option_values import checked_count, checked_key, instant
-from django_durable_tasks.schedules import ledger, lifecycle, tick_plan
+from django_durable_tasks.schedules import ledger, lifecycle, trigger
 from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.lifecycle import (
@@ -147,7 +147,7 @@ def trigger_now(
 
 @readable
 def _create(row: RecurringTask, now: datetime, request_id: str, reason: str) -> uuid.UUID:
-    template, planned = tick_plan.template_of(row), PlannedRun(now, now)
+    template, planned = trigger.template_of(row), PlannedRun(now, now)
     overlap_key = template.overlap_key
     opened = overlap.open_runs([overlap_key])[overlap_key] if overlap_key is not None else []
     # An operator requested this run, so it waits where the run of a fire time would be skipped.
@@ -155,12 +155,12 @@ def _create(row: RecurringTask, now: datetime, request_id: str, reason: str) -> 
     operator_actions.cancel_with(tables.tasks().filter(pk__in=verdict.replaces), "REPLACED")
     edges.request_cancel_runs(workflow_runs().filter(pk__in=verdict.replaces), "REPLACED")
     key = f"{row.pk}/request/{request_id}"
-    task = tick_plan.occurrence_task(template, planned, now, verdict, key)
+    task = trigger.occurrence_task(template, planned, now, verdict, key)
     publishes = not verdict.held and may_publish_at_once(task, None)
     if publishes:
         due_at = now + timedelta(seconds=conf.settings().REPUBLISH_AFTER)
         task = task._replace(status=Status.QUEUED, epoch=1, publish_count=1, due_at=due_at)
-    entry = tick_plan.ledger_entry(
+    entry = trigger.ledger_entry(
         template,
         planned,
         FireOutcome.MANUAL,
@@ -487,7 +487,7 @@ def _carry_out(
     entries: Mapping[datetime, OccurrenceRecord],
 ) -> list[BackfillStep]:
     """Create and replay the tasks of these steps in order; return the steps with their task ids."""
-    template, actor = tick_plan.template_of(row), current_actor()
+    template, actor = trigger.template_of(row), current_actor()
     # Each task gets one of ``concurrency`` overlap keys. All but the first task of a free key wait.
     overlap_keys = [f"backfill:{row.pk}:{number}" for number in range(concurrency)]
     taken = {key for key, tasks in overlap.open_runs(overlap_keys).items() if tasks}
@@ -508,14 +508,14 @@ def _carry_out(
         if step.action != BackfillAction.CREATED:
             continue
         planned, place = PlannedRun(step.fire_time, step.fire_time), places[step.fire_time]
-        task = tick_plan.occurrence_task(
+        task = trigger.occurrence_task(
             template, planned, place["run_at"], OverlapDecision(runs=True)
         )._replace(**place, in_batch=False)
         created[step.fire_time] = task
         entry = entries.get(step.fire_time)
         if entry is None:
             missing.append(
-                tick_plan.ledger_entry(
+                trigger.ledger_entry(
                     template, planned, FireOutcome.DISPATCHED, term=None, task=task, reason=reason
                 )
             )

@@ -68,14 +68,14 @@ _IN_ORDER = 1e-6  # seconds between runs that wait for each other, to keep their
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The misfire policy of a schedule; durations in seconds."""
+    """The misfire policy of a schedule: its columns of these names; durations in seconds."""
 
-    catch_up: CatchUp = CatchUp.RUN_ONE_NOW
-    grace: float = 60.0
-    window: float | None = None
-    max_runs: int = 100
-    order: CatchUpOrder = CatchUpOrder.OLDEST
-    pace: float = 0.0
+    catch_up_mode: CatchUp = CatchUp.RUN_ONE_NOW
+    misfire_grace: float = 60.0
+    catchup_window: float | None = None
+    max_catchup_runs: int = 100
+    catchup_order: CatchUpOrder = CatchUpOrder.OLDEST
+    catchup_pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -
     first = _next(agenda, watermark)
     if first is None or first.at > now:
         return Choice((), (), max(watermark, now), first)
-    on_time_from = now - timedelta(seconds=policy.grace)
+    on_time_from = now - timedelta(seconds=policy.misfire_grace)
     if first.at >= on_time_from:
         return _on_time(agenda, first, now)
     missed, caught_up = _misfired(agenda, first, watermark, on_time_from, now, policy)
@@ -112,8 +112,8 @@ def choose(agenda: Agenda, watermark: datetime, now: datetime, policy: Policy) -
     if fresh is None or fresh.at > now:
         return Choice(tuple(caught_up), tuple(missed), now, fresh)
     on_time = _on_time(agenda, fresh, now)
-    if policy.catch_up == CatchUp.RUN_ONE_NOW:
-        missed = [_range(agenda, first, _last(agenda, on_time_from), watermark, COALESCED)]
+    if policy.catch_up_mode == CatchUp.RUN_ONE_NOW:
+        missed = [skipped(agenda, first, _last(agenda, on_time_from), watermark, COALESCED)]
         caught_up = []
     return Choice((*caught_up, *on_time.runs), tuple(missed), on_time.through, on_time.following)
 
@@ -148,13 +148,20 @@ def _last(agenda: Agenda, before: datetime) -> PlannedRun:
     return last
 
 
-def _range(
-    agenda: Agenda, first: PlannedRun, last: PlannedRun, after: datetime, reason: str
+def skipped(
+    agenda: Agenda,
+    first: PlannedRun,
+    last: PlannedRun,
+    after: datetime,
+    reason: str,
+    outcome: FireOutcome = FireOutcome.MISSED,
 ) -> SkippedRange:
+    """Return the range of these two runs and all between them; ``first`` is the next after
+    ``after``.
+    """
     counted = agenda.count(after, last.at)
     begin, end = sorted((first.nominal, last.nominal))  # a roll can change the order of two fires
-    number = max(1, counted.number)
-    return SkippedRange(begin, end, number, counted.exact, FireOutcome.MISSED, reason)
+    return SkippedRange(begin, end, max(1, counted.number), counted.exact, outcome, reason)
 
 
 def _misfired(
@@ -166,12 +173,12 @@ def _misfired(
     policy: Policy,
 ) -> tuple[list[SkippedRange], list[ChosenFire]]:
     last = _last(agenda, before)
-    if policy.catch_up == CatchUp.SKIP_MISSED:
-        return [_range(agenda, first, last, watermark, SKIPPED)], []
-    most = 1 if policy.catch_up == CatchUp.RUN_ONE_NOW else policy.max_runs
+    if policy.catch_up_mode == CatchUp.SKIP_MISSED:
+        return [skipped(agenda, first, last, watermark, SKIPPED)], []
+    most = 1 if policy.catch_up_mode == CatchUp.RUN_ONE_NOW else policy.max_catchup_runs
     oldest = (
-        max(watermark, now - timedelta(seconds=policy.window))
-        if policy.window is not None
+        max(watermark, now - timedelta(seconds=policy.catchup_window))
+        if policy.catchup_window is not None
         else watermark
     )
     backwards = walk(agenda, before, way=Direction.BACK)
@@ -181,14 +188,14 @@ def _misfired(
     missed = []
     if oldest > watermark and first.at <= oldest:
         shut_out = min(_last(agenda, oldest + TICK), last, key=lambda planned: planned.at)
-        missed.append(_range(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
+        missed.append(skipped(agenda, first, shut_out, watermark, CATCHUP_WINDOW))
     begin = agenda.next(oldest)
     if newest and begin is not None and begin.at < newest[-1].at:
-        reason = COALESCED if policy.catch_up == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
-        missed.append(_range(agenda, begin, _last(agenda, newest[-1].at), oldest, reason))
-    ordered = newest if policy.order == CatchUpOrder.NEWEST else newest[::-1]
+        reason = COALESCED if policy.catch_up_mode == CatchUp.RUN_ONE_NOW else MAX_CATCHUP_RUNS
+        missed.append(skipped(agenda, begin, _last(agenda, newest[-1].at), oldest, reason))
+    ordered = newest if policy.catchup_order == CatchUpOrder.NEWEST else newest[::-1]
     return missed, [
-        ChosenFire(planned, True, number * max(policy.pace, _IN_ORDER))
+        ChosenFire(planned, True, number * max(policy.catchup_pace, _IN_ORDER))
         for number, planned in enumerate(ordered)
     ]
 

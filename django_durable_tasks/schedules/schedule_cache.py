@@ -7,14 +7,15 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from django.db.models import TextField
+from django.db.models import JSONField, TextField
 from django.db.models.functions import Cast
 
 from django_durable_tasks.encryption import StorageLocation, decrypted
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import Calendar, RecurringTask
+from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.schedules.agenda import Agenda, Override, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll, combined
 from django_durable_tasks.schedules.timetables.builder import checked, timetable
@@ -27,86 +28,43 @@ from django_durable_tasks.store import tables
 # JSON column is decoded, although most schedules have the same timetable, options and calendars.
 
 
-_JSON = "_json"
+_UNREAD = frozenset(
+    {"description", "status", "error", "paused_at", "target_type", "interval_seconds"}
+    | {"runs_count", "next_run_at", "last_run_at", "ledger_from", "tzdata_version"}
+    | {"idempotency_key", "source", "declaration", "undeclared_at", "encryption_key"}
+    | {"created_at", "updated_at"}
+)
+_COLUMNS = {
+    "pk" if column.primary_key else column.attname: column
+    for column in RecurringTask._meta.concrete_fields
+    if column.attname not in _UNREAD
+}
+_NAMES = tuple(
+    f"{name}_json" if isinstance(column, JSONField) else name for name, column in _COLUMNS.items()
+)
 
 
-class ScheduleRow(NamedTuple):
+class ScheduleRow:
     """A stored schedule with the attributes of RecurringTask that a tick reads.
 
-    The JSON columns are texts until they are read as attributes. What the attributes ``options``,
-    ``timetable`` and ``calendars`` return is shared between schedules and must not be changed.
+    The JSON columns are texts, such as ``options_json``, until they are read as attributes. What
+    the attributes ``options``, ``timetable`` and ``calendars`` return is shared between schedules
+    and must not be changed. ``args`` and ``kwargs`` raise EncryptionKeyMissing or DecryptionFailed.
     """
 
-    pk: uuid.UUID
-    revision: int
-    tenant_id: int
-    name: str
-    task: str
-    queue: str
-    priority: int | None
-    time_zone: str
-    dst_gap: str
-    dst_overlap: str
-    roll: str
-    jitter: float
-    jitter_percent: float
-    start_time: datetime
-    end_time: datetime | None
-    max_runs: int | None
-    expires_in: float | None
-    catch_up_mode: str
-    misfire_grace: float
-    catchup_window: float | None
-    max_catchup_runs: int
-    catchup_order: str
-    catchup_pace: float
-    overlap: str
-    overlap_key: str
-    watermark_at: datetime
-    paused_until: datetime | None
-    status_reason: str
-    status_by: str
-    args_json: str
-    kwargs_json: str
-    options_json: str
-    timetable_json: str
-    calendars_json: str
-    overrides_json: str
+    def __init__(self, columns: Iterable[Any]) -> None:
+        self.__dict__.update(zip(_NAMES, columns, strict=True))
 
-    @property
-    def args(self) -> Any:
-        """The positional arguments; raises EncryptionKeyMissing or DecryptionFailed."""
-        return self._decrypted("args", self.args_json)
-
-    @property
-    def kwargs(self) -> Any:
-        """The keyword arguments; raises EncryptionKeyMissing or DecryptionFailed."""
-        return self._decrypted("kwargs", self.kwargs_json)
-
-    @property
-    def options(self) -> Any:
-        """The options of the tasks, as for ``.using()``."""
-        return _decoded(self.options_json)
-
-    @property
-    def timetable(self) -> Any:
-        """The parts of the timetable."""
-        return _decoded(self.timetable_json)
-
-    @property
-    def calendars(self) -> Any:
-        """The names of the calendars."""
-        return _decoded(self.calendars_json)
-
-    @property
-    def overrides(self) -> Any:
-        """The overrides, as they are stored; not cached, because no two schedules share them."""
-        return json.loads(self.overrides_json)
-
-    def _decrypted(self, column: str, text: str) -> Any:
-        table = RecurringTask._meta.db_table
-        place = StorageLocation(self.tenant_id, table, column, str(self.pk))
-        return decrypted(json.loads(text), place)
+    def __getattr__(self, name: str) -> Any:
+        text = self.__dict__.get(f"{name}_json")
+        if text is None:
+            raise AttributeError(f"A tick does not read {name!r} of schedules.")
+        if isinstance(_COLUMNS[name], EncryptedJSONField):
+            table = RecurringTask._meta.db_table
+            place = StorageLocation(self.tenant_id, table, name, str(self.pk))
+            return decrypted(json.loads(text), place)
+        # No two schedules share overrides.
+        return json.loads(text) if name == "overrides" else _decoded(text)
 
 
 AnySchedule: TypeAlias = RecurringTask | ScheduleRow
@@ -123,11 +81,11 @@ def read_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, ScheduleRow]:
     if not ids:
         return {}
     columns = [
-        Cast(name.removesuffix(_JSON), TextField()) if name.endswith(_JSON) else name
-        for name in ScheduleRow._fields
+        Cast(name, TextField()) if isinstance(column, JSONField) else name
+        for name, column in _COLUMNS.items()
     ]
     rows = tables.with_ids(RecurringTask.objects.using(tables.database()), "id", ids)
-    return {row[0]: ScheduleRow._make(row) for row in rows.values_list(*columns)}
+    return {row[0]: ScheduleRow(row) for row in rows.values_list(*columns)}
 
 
 # Builds the agendas of schedules. The days of calendars are kept in memory by their version.
@@ -209,7 +167,16 @@ def named_calendars(row: AnySchedule, calendars: Calendars) -> tuple[Version, ..
 
 
 def _days_of(named: Sequence[Version]) -> BusinessDays | None:
-    return combined([_business_days(version) for version in named]) if named else None
+    several = list[BusinessDays]()
+    for version in named:
+        days = _days.get(version)
+        if days is None:
+            if len(_days) > _MAX_CALENDARS:
+                _days.clear()
+            calendar = Calendar.objects.using(tables.database()).get(pk=version[0])
+            days = _days[version] = business_days(calendar)
+        several.append(days)
+    return combined(several) if several else None
 
 
 def agenda_from(
@@ -284,16 +251,6 @@ def stored_overrides(overrides: Iterable[Override]) -> list[dict[str, Any]]:
         }
         for override in sorted(overrides, key=lambda override: override.fire_time)
     ]
-
-
-def _business_days(version: Version) -> BusinessDays:
-    days = _days.get(version)
-    if days is None:
-        if len(_days) > _MAX_CALENDARS:
-            _days.clear()
-        calendar = Calendar.objects.using(tables.database()).get(pk=version[0])
-        days = _days[version] = business_days(calendar)
-    return days
 
 
 def business_days(calendar: Calendar) -> BusinessDays:

@@ -145,10 +145,6 @@ def _step(
             declared.source,
             reason=f"a row of this name was made by {whose}; --adopt it",
         )
-    return _difference(row, declared)
-
-
-def _difference(row: RecurringTask, declared: Declared) -> SyncStep | None:
     values = kept(declared.values)
     current = kept(
         {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}

@@ -8,9 +8,9 @@ from typing import Any, Self
 from django_durable_tasks.celery.canvas import translate
 from django_durable_tasks.models import DEFAULT_TENANT_ID, WorkflowRun
 from django_durable_tasks.option_values import checked_count, checked_key, instant
-from django_durable_tasks.workflows import start as workflow_start
+from django_durable_tasks.workflows import runs as workflow_start
 from django_durable_tasks.workflows.builder import Builder
-from django_durable_tasks.workflows.start import Progress, StartOptions
+from django_durable_tasks.workflows.runs import Progress, StartOptions
 
 
 class Workflow(Builder):

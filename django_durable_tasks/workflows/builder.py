@@ -169,29 +169,23 @@ def check_cycle(tasks: Sequence[PlannedTask]) -> None:
 
 def check_references(tasks: Sequence[PlannedTask]) -> None:
     above = _above(tasks)
-    ancestors: dict[int, int] | None = None
+    ancestors: dict[int, int] | None = None  # the upstreams of each, as the bits of a number
     for place, task in enumerate(tasks):
         for reference in references_in([task.args, dict(task.kwargs)]) if task.refers else ():
             if reference.place in above[place]:
                 continue
-            ancestors = _ancestors(above) if ancestors is None else ancestors
+            if ancestors is None:
+                ancestors = {}
+                for layer in layers(above):
+                    for lower in layer:
+                        ancestors[lower] = 0
+                        for upper in above[lower]:
+                            ancestors[lower] |= ancestors[upper] | 1 << upper
             if not ancestors[place] >> reference.place & 1:
                 raise InvalidReference(
                     f"{task.step!r} refers to the result of {tasks[reference.place].step!r}, which"
                     " is not upstream of it: add it to after=..."
                 )
-
-
-def _ancestors(above: Mapping[int, list[int]]) -> dict[int, int]:
-    """Return the set of upstreams of each position, as the bits of a number."""
-    ancestors: dict[int, int] = {}
-    for layer in layers(above):
-        for place in layer:
-            bits = 0
-            for upper in above[place]:
-                bits |= ancestors[upper] | 1 << upper
-            ancestors[place] = bits
-    return ancestors
 
 
 # Builds a workflow in memory: tasks, edges, sub-workflows. Errors are raised here, before anything
@@ -213,7 +207,11 @@ class Builder:
         on_complete: Any = None,
     ) -> None:
         self.name = checked_name("workflow", name)
-        self.deadline = deadline if deadline is None else _checked_deadline(deadline)
+        self.deadline: float | datetime | None = None
+        if isinstance(deadline, datetime):
+            self.deadline = instant("deadline", deadline)
+        elif deadline is not None:
+            self.deadline = seconds("deadline", deadline)
         given = zip(CALLBACKS, (on_success, on_failure, on_complete), strict=True)
         self.callbacks = {kind: _named(task)[0] for kind, task in given if task is not None}
         self._tasks: list[PlannedTask] = []
@@ -476,12 +474,6 @@ class AddedTasks(Builder):
     """The tasks that a running task adds to its own workflow. They are written in the transaction
     of its success, or not at all.
     """
-
-
-def _checked_deadline(value: float | timedelta | datetime) -> float | datetime:
-    if isinstance(value, datetime):
-        return instant("deadline", value)
-    return seconds("deadline", value)
 
 
 def _named(task: Any) -> tuple[str, CallOptions]:

@@ -6,8 +6,8 @@ CAPABILITIES = (
     *("store", "states", "audit", "limits", "dependencies", "targets", "tasks"),
     *("tenants", "schedules", "cluster", "callbacks", "notifications", "scheduler", "verify"),
     *("operations", "command", "choices", "masking", "option_values", "task_names"),
-    *("task_values", "internal_tasks", "workflows.builder", "workflows.graph_data"),
-    *("workflows.operations", "workflows.runs", "workflows.start"),
+    *("task_values", "internal_tasks", "workflows.builder", "workflows.diagrams"),
+    *("workflows.operations", "workflows.runs"),
 )
 INTERNAL = tuple(f"django_durable_tasks.{name}" for name in CAPABILITIES)
 

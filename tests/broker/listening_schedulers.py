@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from django_durable_tasks import ports
 from django_durable_tasks.models import Task
-from django_durable_tasks.scheduler import listener, notify_on_commit, redis_client
-from django_durable_tasks.scheduler.listener import Listeners
+from django_durable_tasks.scheduler import notifier, redis_client
+from django_durable_tasks.scheduler.notifier import Listeners
 from django_durable_tasks.store.connections import dedicated_connection
 from tests.processes.cluster import SHORT
 from tests.waiting import until
@@ -49,9 +49,9 @@ def recorder(
     rows: None, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Recorder]]:
     """Return a function that starts a recorder which listens with these settings."""
-    monkeypatch.setattr(listener, "_TEST_EVERY", 0.3)
+    monkeypatch.setattr(notifier, "_TEST_EVERY", 0.3)
     monkeypatch.setattr(redis_client, "PAUSE", 0.3)
-    monkeypatch.setattr(listener, "_LONGEST_PAUSE", 0.3)
+    monkeypatch.setattr(notifier, "_LONGEST_PAUSE", 0.3)
     started: list[Recorder] = []
 
     def start(state: str = BY_POSTGRESQL, **keys: Any) -> Recorder:
@@ -72,7 +72,7 @@ def recorder(
 
 def notifying_unlimited(patch: pytest.MonkeyPatch) -> None:
     """Make this process send notifications without the rate limit of earlier tests."""
-    patch.setattr(ports, "due", notify_on_commit.OnCommitNotifier())
+    patch.setattr(ports, "due", notifier.OnCommitNotifier())
 
 
 def soon(seconds: float = 0.3) -> datetime:

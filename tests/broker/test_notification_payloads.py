@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.scheduler.notify_on_commit import CHANNEL
+from django_durable_tasks.scheduler.notifier import CHANNEL
 from tests.broker.listening_schedulers import Recorder, recorder, soon
 from tests.project import bodies
 from tests.repetitions import repetitions

@@ -12,9 +12,13 @@ from django.db import connection, connections, transaction
 
 from django_durable_tasks import ports
 from django_durable_tasks.models import RecurringTask, Task
-from django_durable_tasks.scheduler import listener, notify_on_commit
-from django_durable_tasks.scheduler.listener import Listeners
-from django_durable_tasks.scheduler.notify_on_commit import CHANNEL, Notification, NotificationKind
+from django_durable_tasks.scheduler import notifier
+from django_durable_tasks.scheduler.notifier import (
+    CHANNEL,
+    Listeners,
+    Notification,
+    NotificationKind,
+)
 from django_durable_tasks.states import endings
 from tests.broker.listening_schedulers import (
     BY_BOTH,
@@ -96,7 +100,7 @@ def test_a_transaction_of_many_tasks_sends_one_notification_for_the_first(
                 [
                     hook
                     for _, hook, *_ in connection.run_on_commit
-                    if isinstance(hook, notify_on_commit._Batch)
+                    if isinstance(hook, notifier._Batch)
                 ]
             )
             == 1
@@ -109,15 +113,15 @@ def test_a_task_suppressed_by_the_rate_limiter_is_covered_by_an_echo(
 ) -> None:
     """Fifty tasks in fifty transactions: the last is seen although no notification was sent for it."""
     sent: list[Notification] = []
-    really = notify_on_commit.send
+    really = notifier.send
 
     def counted(notification: Notification) -> bool:
         sent.append(notification)
         return really(notification)
 
-    monkeypatch.setattr(notify_on_commit, "send", counted)
-    monkeypatch.setattr(notify_on_commit, "INTERVAL", 1.0)
-    monkeypatch.setattr(listener, "_ECHO", 1.2)
+    monkeypatch.setattr(notifier, "send", counted)
+    monkeypatch.setattr(notifier, "INTERVAL", 1.0)
+    monkeypatch.setattr(notifier, "_ECHO", 1.2)
     notifying_unlimited(monkeypatch)
     sleeper = recorder()
     for number in range(50):
@@ -138,8 +142,8 @@ def test_maintenance_of_the_leader_is_woken(recorder: Callable[..., Recorder]) -
 def test_maintenance_suppressed_by_the_rate_limiter_is_covered_by_an_echo(
     recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify_on_commit, "INTERVAL", 1.0)
-    monkeypatch.setattr(listener, "_ECHO", 1.2)
+    monkeypatch.setattr(notifier, "INTERVAL", 1.0)
+    monkeypatch.setattr(notifier, "_ECHO", 1.2)
     notifying_unlimited(monkeypatch)
     sleeper = recorder()
     ports.due.leader_work()
@@ -202,8 +206,8 @@ def test_missing_notifications_are_detected(
     recorder: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener in another database receives as little as one behind a transaction pooler."""
-    monkeypatch.setattr(listener, "_TEST_WITHIN", 0.3)
-    monkeypatch.setattr(listener, "_FAILED_TEST_PAUSE", 0.3)
+    monkeypatch.setattr(notifier, "_TEST_WITHIN", 0.3)
+    monkeypatch.setattr(notifier, "_FAILED_TEST_PAUSE", 0.3)
     deaf = {**connections.settings["default"], "NAME": "postgres"}
     monkeypatch.setitem(connections.settings, "deaf", deaf)
     sleeper = recorder(
@@ -243,7 +247,7 @@ def test_notifications_of_another_region_and_invalid_ones_wake_no_scheduler(
             "eu|rows",
         ):
             cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
-    notify_on_commit.send_by_postgresql(Notification(NotificationKind.ROWS, at))
+    notifier.send_by_postgresql(Notification(NotificationKind.ROWS, at))
     until(lambda: sleeper.received(at), within=20)
     assert all(woken >= at for woken in sleeper.woken)
 
@@ -253,7 +257,7 @@ def test_a_listener_stops_at_once_and_leaves_no_connection(
 ) -> None:
     sleeper = recorder()
     sleeper.wakeups.stop(10)
-    assert not any(listener.is_alive() for listener in sleeper.wakeups._listeners)
+    assert not any(notifier.is_alive() for listener in sleeper.wakeups._listeners)
     until(
         lambda: _listening() == 0,
         within=20,

@@ -16,7 +16,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler import redis_client
 from django_durable_tasks.scheduler.due_index import RedisDueIndex
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.notify_on_commit import wake_channel
+from django_durable_tasks.scheduler.notifier import wake_channel
 from django_durable_tasks.scheduler.redis_client import RedisConnection, scope
 from tests.broker.test_due_index import REDIS, due, rest
 from tests.database.commands.durable_command import durable

@@ -22,7 +22,7 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, T
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.jobs import RecomputeFireTimes
 from django_durable_tasks.schedules import ledger, trigger
-from django_durable_tasks.schedules import recompute as tzdata
+from django_durable_tasks.schedules import writes as tzdata
 from django_durable_tasks.states import endings
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now

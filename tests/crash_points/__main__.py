@@ -92,12 +92,12 @@ def _send_every_notification() -> None:
     """Disable the rate limit of notifications: a point must not depend on whether the previous one
     is 50 ms ago.
     """
-    from django_durable_tasks.scheduler import notify_on_commit
+    from django_durable_tasks.scheduler import notifier
 
-    def always(self: notify_on_commit.Limiter) -> bool:
+    def always(self: notifier.Limiter) -> bool:
         return True
 
-    notify_on_commit.Limiter.allows = always  # type: ignore[method-assign]
+    notifier.Limiter.allows = always  # type: ignore[method-assign]
 
 
 def _without_time_limits_of_batches() -> None:

@@ -119,11 +119,11 @@ def _without_the_grace_after_an_outage() -> None:
 
 
 def _without_the_unique_fire() -> None:
-    from django_durable_tasks.schedules import tick_plan
+    from django_durable_tasks.schedules import trigger
     from django_durable_tasks.schedules.ledger import LedgerEntry
 
     setattr(LedgerEntry, "unique_fire_time", None)  # noqa: B010 - mypy knows it as a property
-    tick_plan.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
+    trigger.idempotency_key = lambda recurring_task_id, fire_time: str(uuid.uuid4())
 
 
 def _with_the_watermark_after_the_commit() -> None:
@@ -148,7 +148,7 @@ def _with_a_tick_that_writes_what_it_read() -> None:
     from django_durable_tasks.models import RecurringTask
     from django_durable_tasks.schedules import trigger as recurring_trigger
     from django_durable_tasks.schedules import writes as recurring_writes
-    from django_durable_tasks.schedules.tick_plan import DueState
+    from django_durable_tasks.schedules.trigger import DueState
 
     read: dict[Any, DueState] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules.schedule_cache import agenda_from
-from django_durable_tasks.schedules.tick_plan import idempotency_key
+from django_durable_tasks.schedules.trigger import idempotency_key
 from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import begin
 from tests.processes.rows import ENDED

@@ -12,10 +12,7 @@ from django.db.models import Case, F, Q, Subquery, Value, When
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.callbacks.models import (
-    DeliveryAttempt,
-    Endpoint,
-)
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt, Endpoint
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.limits.config import RecentLimits
 from django_durable_tasks.limits.scopes import scope_of_key

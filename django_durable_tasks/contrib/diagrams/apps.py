@@ -15,8 +15,7 @@ class DiagramsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the formats."""
-        from django_durable_tasks.contrib.diagrams.mermaid import as_mermaid
-        from django_durable_tasks.contrib.diagrams.svg import as_html, as_svg
+        from django_durable_tasks.contrib.diagrams.drawings import as_html, as_mermaid, as_svg
         from django_durable_tasks.workflows.diagrams import FORMATS
 
         FORMATS.update(mermaid=as_mermaid, svg=as_svg, html=as_html)

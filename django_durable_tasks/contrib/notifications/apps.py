@@ -25,7 +25,7 @@ class NotificationsConfig(AppConfig):
             )
         from django_durable_tasks.cluster.status import ALERT_SOURCES
         from django_durable_tasks.command.subcommand import register_command
-        from django_durable_tasks.contrib.notifications import jobs, task  # noqa: F401
+        from django_durable_tasks.contrib.notifications import task
         from django_durable_tasks.contrib.notifications.capture import (
             TransitionRecorder,
             limits_per_key,
@@ -38,5 +38,5 @@ class NotificationsConfig(AppConfig):
         RECORDERS[self.label] = TransitionRecorder()
         ALERT_SOURCES[self.label] = open_alerts
         KEY_LIMIT_SOURCES[self.label] = limits_per_key
-        jobs.register()
+        task.register()
         register_command(notify)

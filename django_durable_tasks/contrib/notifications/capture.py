@@ -25,15 +25,12 @@ from django_durable_tasks.contrib.notifications.events import (
     QuotaEventData,
     RetryingTaskData,
 )
-from django_durable_tasks.contrib.notifications.models import (
-    NotificationEvent,
-    NotificationSetting,
-)
+from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
 from django_durable_tasks.models.guarded import TenantQuerySet
 from django_durable_tasks.schedules.ledger import LedgerEntry
-from django_durable_tasks.schedules.tick_plan import KnownSchedule
+from django_durable_tasks.schedules.trigger import KnownSchedule
 from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.background_refresh import Refresher

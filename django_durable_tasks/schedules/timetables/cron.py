@@ -117,7 +117,19 @@ def parsed(text: str, seconds: str = "", seed: str = "") -> CronRule:
     read = [",".join(field) for field in items]
     if nearest:
         read[_DAY] = str(nearest)
-    expanded, nth = _expanded(text, read, seed)
+    try:
+        expanded: list[list[Any]]
+        nth: dict[int, set[Any]]
+        expanded, nth = croniter.expand(" ".join(read), hash_id=seed.encode())
+    except (CroniterError, ValueError, LookupError) as error:
+        fault = "it"  # the name and text of the first invalid field, if one alone is invalid
+        for number, field in enumerate(read):
+            alone = ["*"] * len(read)
+            alone[number] = field
+            if not croniter.is_valid(" ".join(alone), hash_id=seed.encode()):
+                fault = f"{_FIELDS[number]} {field!r}"
+                break
+        raise InvalidSchedule.of("cron", text, f"{fault} cannot be read ({error}).") from error
     values = [_values(number, field) for number, field in enumerate(expanded)]
     pattern = DayPattern(
         months=values[_MONTH],
@@ -214,28 +226,6 @@ def _nearest(text: str, items: list[str]) -> int:
             "cron", text, "W stands with one date from 1 to 31 and alone, for example 15W."
         )
     return date
-
-
-def _expanded(text: str, read: list[str], seed: str) -> tuple[list[list[Any]], dict[int, set[Any]]]:
-    try:
-        expanded: tuple[list[list[Any]], dict[int, set[Any]]] = croniter.expand(
-            " ".join(read), hash_id=seed.encode()
-        )
-    except (CroniterError, ValueError, LookupError) as error:
-        raise InvalidSchedule.of(
-            "cron", text, f"{_fault(read, seed)} cannot be read ({error})."
-        ) from error
-    return expanded
-
-
-def _fault(read: list[str], seed: str) -> str:
-    """Return the name and text of the first invalid field."""
-    for number, field in enumerate(read):
-        alone = ["*"] * len(read)
-        alone[number] = field
-        if not croniter.is_valid(" ".join(alone), hash_id=seed.encode()):
-            return f"{_FIELDS[number]} {field!r}"
-    return "it"
 
 
 def _values(number: int, field: list[Any]) -> frozenset[int]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.option_values import seconds
 from django_durable_tasks.schedules.timetables.types import (
+    TICK,
     BothWays,
     Count,
     Direction,
@@ -91,7 +92,6 @@ def _moment(value: object) -> datetime:
 
 
 _SHORTEST = 0.001  # a node could not start more fires per second
-_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Interval:
         """Return the last grid point strictly before; None up to the anchor."""
         if before <= self.anchor:
             return None
-        return Fire(self.anchor + ((before - self.anchor - _MICROSECOND) // self.step) * self.step)
+        return Fire(self.anchor + ((before - self.anchor - TICK) // self.step) * self.step)
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of grid points in (after, until], in closed form."""
@@ -203,7 +203,16 @@ def checked_calendar_interval(part: Mapping[str, Any], setting: TimetableContext
         raise InvalidSchedule.of("count", count, f"give a whole number from 1 to {_MOST}.")
     canonical = {"every": unit, "count": count}
     if part.get("month") is not None:
-        canonical["month"] = _checked_month(unit, part["month"])
+        month, most = part["month"], {"quarter": 3, "year": 12}.get(unit, 0)
+        if not most:
+            raise InvalidSchedule.of(
+                "month", month, "it can stand only where every is quarter or year."
+            )
+        if isinstance(month, bool) or not isinstance(month, int) or not 1 <= month <= most:
+            raise InvalidSchedule.of(
+                "month", month, f"give the month of the {unit}, from 1 to {most}."
+            )
+        canonical["month"] = month
     if part.get("day") is not None:
         _parsed_day(unit, part["day"])
         canonical["day"] = part["day"]
@@ -308,17 +317,6 @@ def _parsed_day(unit: str, day: object) -> _Day:
     if not 1 <= abs(number) <= _UNITS[unit]:
         raise refusal
     return _Day(number, match[2] or "day")
-
-
-def _checked_month(unit: str, month: object) -> int:
-    most = {"quarter": 3, "year": 12}.get(unit, 0)
-    if not most:
-        raise InvalidSchedule.of(
-            "month", month, "it can stand only where every is quarter or year."
-        )
-    if isinstance(month, bool) or not isinstance(month, int) or not 1 <= month <= most:
-        raise InvalidSchedule.of("month", month, f"give the month of the {unit}, from 1 to {most}.")
-    return month
 
 
 def _second_of_day(text: object) -> int:

@@ -14,7 +14,12 @@ from math import gcd
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.schedules.timetables.types import Count, TimetableContext
+from django_durable_tasks.schedules.timetables.types import (
+    Count,
+    Direction,
+    Remembered,
+    TimetableContext,
+)
 from django_durable_tasks.schedules.timetables.wall_times import (
     EMPTY_YEARS,
     BoundedWallTimes,
@@ -102,9 +107,17 @@ def parsed(text: object, setting: TimetableContext) -> Recurrence:
     the value.
     """
     lines = _lines(text)
-    start = next((_starting(line, setting) for line in lines if line.startswith("DTSTART")), None)
-    if start is None:
-        start = setting.anchor.astimezone(zone(setting.zone)).replace(tzinfo=None, microsecond=0)
+    start = setting.anchor.astimezone(zone(setting.zone)).replace(tzinfo=None, microsecond=0)
+    own_start = next((line for line in lines if line.startswith("DTSTART")), None)
+    if own_start is not None:
+        head, _, value = own_start.rpartition(":")
+        if value.endswith("Z") and setting.zone != "UTC":
+            raise InvalidSchedule(
+                f"rrule: {own_start!r} is in UTC and the schedule in {setting.zone}; leave the Z"
+                " out, or use UTC."
+            )
+        _own_zone(own_start, head.partition(";")[2], setting)
+        start = _stamp("DTSTART", value, setting)
     recurrence = Recurrence()
     for line in lines:
         head, _, value = line.rpartition(":")
@@ -150,17 +163,6 @@ def _lines(text: object) -> list[str]:
     return lines
 
 
-def _starting(line: str, setting: TimetableContext) -> datetime:
-    head, _, value = line.rpartition(":")
-    if value.endswith("Z") and setting.zone != "UTC":
-        raise InvalidSchedule(
-            f"rrule: {line!r} is in UTC and the schedule in {setting.zone}; leave the Z out, or use"
-            " UTC."
-        )
-    _own_zone(line, head.partition(";")[2], setting)
-    return _stamp("DTSTART", value, setting)
-
-
 def _own_zone(line: str, parameters: str, setting: TimetableContext) -> None:
     for parameter in filter(None, parameters.split(";")):
         if parameter not in {f"TZID={setting.zone}", "VALUE=DATE-TIME", "VALUE=DATE"}:
@@ -195,7 +197,20 @@ def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
     for key, value in given.items():
         values |= _read(key, value, setting)
     rule = Rule(**values)
-    _check_together(text, rule)
+    # Keys that RFC 5545 does not allow together.
+    faults = {
+        "COUNT and UNTIL exclude each other": rule.count is not None and rule.until is not None,
+        "BYDAY with a number needs FREQ=MONTHLY or YEARLY, without BYWEEKNO": (
+            rule.nth and (rule.rank > 1 or rule.weeks)
+        ),
+        "BYWEEKNO needs FREQ=YEARLY": rule.weeks and rule.rank > 0,
+        "BYSETPOS needs FREQ=DAILY or longer": (
+            rule.positions and rule.rank > FREQUENCIES.index("DAILY")
+        ),
+    }
+    for fault, applies in faults.items():
+        if applies:
+            raise InvalidSchedule.of("rrule", text[:80], f"{fault}.")
     return _completed(rule, start)
 
 
@@ -248,24 +263,6 @@ def _weekdays(value: str) -> Mapping[str, Any]:
         else:
             plain.add(weekday)
     return {"weekdays": frozenset(plain), "nth": frozenset(nth)}
-
-
-def _check_together(text: str, rule: Rule) -> None:
-    """Raise InvalidSchedule for keys that RFC 5545 does not allow together."""
-    several = rule.count is not None and rule.until is not None
-    faults = {
-        "COUNT and UNTIL exclude each other": several,
-        "BYDAY with a number needs FREQ=MONTHLY or YEARLY, without BYWEEKNO": (
-            rule.nth and (rule.rank > 1 or rule.weeks)
-        ),
-        "BYWEEKNO needs FREQ=YEARLY": rule.weeks and rule.rank > 0,
-        "BYSETPOS needs FREQ=DAILY or longer": (
-            rule.positions and rule.rank > FREQUENCIES.index("DAILY")
-        ),
-    }
-    for fault, applies in faults.items():
-        if applies:
-            raise InvalidSchedule.of("rrule", text[:80], f"{fault}.")
 
 
 def _completed(rule: Rule, start: datetime) -> Rule:
@@ -329,12 +326,14 @@ def _unbounded(rule: Rule) -> DailyWallTimes:
             uniform=False,
         )
     if rule.frequency not in _UNITS:
-        times = _times_of_day(rule)
+        of_day = product(sorted(rule.hours), sorted(rule.minutes), sorted(rule.seconds))
+        times = spaced([hour * 3600 + minute * 60 + second for hour, minute, second in of_day])
         return DailyWallTimes(partial(_days, rule), lambda day: times)
     unit = _UNITS[rule.frequency]
     return DailyWallTimes(
         partial(_days_with_steps, rule),
-        lambda day: _phased(rule, _phase(rule, day, unit)),
+        # The offset of the day's first step of the interval, in units.
+        lambda day: _phased(rule, (rule.start // unit - day * DAY // unit) % rule.interval),
         uniform=(DAY // unit) % rule.interval == 0,
     )
 
@@ -377,16 +376,6 @@ def _phases(rule: Rule, unit: int) -> frozenset[int]:
     return frozenset(step % rule.interval for step in steps if step % divisor == offset)
 
 
-def _times_of_day(rule: Rule) -> Sequence[int]:
-    times = product(sorted(rule.hours), sorted(rule.minutes), sorted(rule.seconds))
-    return spaced([hour * 3600 + minute * 60 + second for hour, minute, second in times])
-
-
-def _phase(rule: Rule, day: int, unit: int) -> int:
-    """Return the offset of the day's first step of the interval, in units."""
-    return (rule.start // unit - day * DAY // unit) % rule.interval
-
-
 @lru_cache(maxsize=64)
 def _phased(rule: Rule, phase: int) -> Sequence[int]:
     """Return the times of a day whose first step is at this offset, in units after midnight."""
@@ -422,9 +411,12 @@ def _days(rule: Rule, year: int) -> tuple[int, ...]:
     pattern = _pattern(
         replace(rule, start=0, interval=1, count=None, until=None), months, _year_like(rule, year)
     )
+    days = tuple(new_year + place for place in pattern)
     if rule.interval == 1 or rule.frequency not in {"WEEKLY", "DAILY"}:
-        return tuple(new_year + place for place in pattern)
-    return tuple(new_year + place for place in pattern if _in_step(rule, new_year + place))
+        return days
+    period = partial(_week, rule) if rule.frequency == "WEEKLY" else int
+    first = period(rule.start // DAY)
+    return tuple(day for day in days if (period(day) - first) % rule.interval == 0)
 
 
 def _year_like(rule: Rule, year: int) -> int:
@@ -468,25 +460,25 @@ def _days_of_month(rule: Rule, year: int, month: int, year_length: int) -> Itera
     for number in range(1, length + 1):
         day = first + number - 1
         of_year = day - new_year + 1
-        place = (number, length) if by_month else (of_year, year_length)
+        weekday = (day - 1) % 7
+        place, last = (number, length) if by_month else (of_year, year_length)
+        ahead, behind = (place - 1) // 7 + 1, -((last - place) // 7 + 1)
         if (
             _fits(rule.month_days, number, length)
             and _fits(rule.year_days, of_year, year_length)
             and (not rule.weeks or _in_weeks(rule, day))
-            and _on_weekday(rule, (day - 1) % 7, *place)
+            and (
+                not (rule.weekdays or rule.nth)
+                or weekday in rule.weekdays
+                or (weekday, ahead) in rule.nth
+                or (weekday, behind) in rule.nth
+            )
         ):
             yield day
 
 
 def _fits(wanted: frozenset[int], number: int, length: int) -> bool:
     return not wanted or number in wanted or number - length - 1 in wanted
-
-
-def _on_weekday(rule: Rule, weekday: int, number: int, length: int) -> bool:
-    if not rule.weekdays and not rule.nth:
-        return True
-    ahead, behind = (number - 1) // 7 + 1, -((length - number) // 7 + 1)
-    return weekday in rule.weekdays or (weekday, ahead) in rule.nth or (weekday, behind) in rule.nth
 
 
 def _in_weeks(rule: Rule, day: int) -> bool:
@@ -497,13 +489,6 @@ def _in_weeks(rule: Rule, day: int) -> bool:
     of_year = fourth.timetuple().tm_yday
     ahead, behind = (of_year - 1) // 7 + 1, -((365 + isleap(fourth.year) - of_year) // 7 + 1)
     return ahead in rule.weeks or behind in rule.weeks
-
-
-def _in_step(rule: Rule, day: int) -> bool:
-    start = rule.start // DAY
-    if rule.frequency == "WEEKLY":
-        return (_week(rule, day) - _week(rule, start)) % rule.interval == 0
-    return rule.frequency != "DAILY" or (day - start) % rule.interval == 0
 
 
 def _week(rule: Rule, day: int) -> int:
@@ -522,10 +507,12 @@ def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
         tuple(sorted(rule.minutes)),
         tuple(sorted(rule.seconds)),
     )
+    longest = {"DAILY": 1, "WEEKLY": len(rule.weekdays) or 7, "MONTHLY": 31, "YEARLY": 366}
+    if not _places(rule.positions, longest[rule.frequency], parts):
+        return {}
     days: Sequence[int] = _days(rule, year)
-    if rule.frequency == "DAILY":  # every day selects the same times, possibly none
-        times = _places(rule.positions, 1, parts).get(0)
-        return dict.fromkeys(days, times) if times else {}
+    if rule.frequency == "DAILY":  # every day selects the same times
+        return dict.fromkeys(days, _places(rule.positions, 1, parts)[0])
     if rule.frequency == "WEEKLY":  # its first and last period reach into the neighbouring years
         days = (*_days(rule, year - 1)[-6:], *days, *_days(rule, year + 1)[:6])
     periods = [list(period) for _, period in groupby(days, key=_period(rule, year))]
@@ -608,40 +595,40 @@ class Dates:
         return Count(max(bisect_left(self.seconds, end) - bisect_left(self.seconds, start), 0))
 
 
-@dataclass(frozen=True, slots=True)
 class Combined:
     """The wall times of all ``included``, without those of any exception; distinct."""
 
-    included: tuple[WallTimes, ...]
-    excluded: tuple[WallTimes, ...]
+    def __init__(self, included: tuple[WallTimes, ...], excluded: tuple[WallTimes, ...]) -> None:
+        self.included, self.excluded = included, excluded
+        self._following, self._previous = _searches(included)
+        self._excluded_following, self._excluded_previous = _searches(excluded)
+        self._steps = _steps(len(included) + len(excluded))
 
     def first(self, start: int) -> int | None:
         """Return the first wall time at or after; raises InvalidSchedule after too many
         exceptions.
         """
-        for _ in range(_steps(len(self.included) + len(self.excluded))):
+        for _ in range(self._steps):
             seconds = [
-                found_second
-                for source in self.included
-                if (found_second := source.first(start)) is not None
+                second for search in self._following if (second := search(start - 1)) is not None
             ]
-            if not seconds or not self._is_excluded(min(seconds)):
-                return min(seconds, default=None)
-            start = min(seconds) + 1
-        raise _too_many(_steps(len(self.included) + len(self.excluded)))
+            first = min(seconds, default=None)
+            if first is None or all(
+                search(first - 1) != first for search in self._excluded_following
+            ):
+                return first
+            start = first + 1
+        raise _too_many(self._steps)
 
     def last(self, end: int) -> int | None:
         """Return the last wall time before; raises InvalidSchedule after too many exceptions."""
-        for _ in range(_steps(len(self.included) + len(self.excluded))):
-            seconds = [
-                found_second
-                for source in self.included
-                if (found_second := source.last(end)) is not None
-            ]
-            if not seconds or not self._is_excluded(max(seconds)):
-                return max(seconds, default=None)
-            end = max(seconds)
-        raise _too_many(_steps(len(self.included) + len(self.excluded)))
+        for _ in range(self._steps):
+            seconds = [second for search in self._previous if (second := search(end)) is not None]
+            last = max(seconds, default=None)
+            if last is None or all(search(last + 1) != last for search in self._excluded_previous):
+                return last
+            end = last
+        raise _too_many(self._steps)
 
     def count(self, start: int, end: int) -> Count:
         """Return the number of wall times in [start, end). They are iterated, so above ten thousand
@@ -655,8 +642,21 @@ class Combined:
             number, start = number + 1, found_second + 1
         return Count(number, exact=False)
 
-    def _is_excluded(self, found_second: int) -> bool:
-        return any(source.first(found_second) == found_second for source in self.excluded)
+
+_Searches = list[Remembered[int, int]]
+
+
+def _searches(sources: Iterable[WallTimes]) -> tuple[_Searches, _Searches]:
+    """Return the searches for the next and for the previous wall time of each source."""
+
+    def following(source: WallTimes) -> Remembered[int, int]:
+        return Remembered(lambda second: source.first(second + 1), int, Direction.FORWARD)
+
+    sources = list(sources)
+    return (
+        [following(source) for source in sources],
+        [Remembered(source.last, int, Direction.BACK) for source in sources],
+    )
 
 
 def _too_many(steps: int) -> InvalidSchedule:

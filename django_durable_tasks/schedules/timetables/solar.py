@@ -78,27 +78,22 @@ class Solar(BothWays[Fire]):
         """
         if not _FIRST_DAY <= day <= _LAST_DAY:
             return None
-        zenith, side = _EVENTS[self.event]
+        (zenith, side), latitude = _EVENTS[self.event], radians(self.latitude)
         minutes: float = 720 - 4 * self.longitude
         for _ in range(4):
             declination, equation = _sun(day + minutes / 1440)
-            angle = _hour_angle(zenith, radians(self.latitude), declination) if side else 0.0
-            if angle is None:
-                return None
+            angle = 0.0  # how many degrees the earth turns between the event and noon
+            if side:
+                cosine = cos(radians(zenith)) / (cos(latitude) * cos(declination)) - tan(
+                    latitude
+                ) * tan(declination)
+                if not -1.0 <= cosine <= 1.0:
+                    return None  # the sun does not reach that height
+                angle = degrees(acos(cosine))
             minutes = 720 - 4 * (self.longitude + side * angle) - equation
         return datetime.fromordinal(day).replace(tzinfo=UTC) + timedelta(
             seconds=round(minutes * 60)
         )
-
-
-def _hour_angle(zenith: float, latitude: float, declination: float) -> float | None:
-    """Return how many degrees the earth turns between the event and noon; None if the sun does not
-    reach that height.
-    """
-    cosine = cos(radians(zenith)) / (cos(latitude) * cos(declination)) - tan(latitude) * tan(
-        declination
-    )
-    return degrees(acos(cosine)) if -1.0 <= cosine <= 1.0 else None
 
 
 def _sun(day: float) -> tuple[float, float]:

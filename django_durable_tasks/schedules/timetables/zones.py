@@ -55,9 +55,20 @@ def zone_name(value: object) -> str:
         raise InvalidSchedule.of(
             "timezone", value, "give the name of a zone, for example 'Europe/Berlin'."
         )
-    if name not in zone_names():
-        raise InvalidSchedule.of("timezone", name[:60], _objection(name[:60]))
-    return name
+    if name in zone_names():
+        return name
+    name = name[:60]
+    family, _, rest = name.partition("/")
+    folded = {known.casefold(): known for known in zone_names()}
+    if name in _REFUSED:
+        objection = f"{_REFUSED[name]}; name the zone itself, for example 'Europe/Berlin' or 'UTC'."
+    elif family in {"right", "posix"}:
+        objection = f"tables under {family}/ are not used here; write {rest!r}."
+    elif near := nearest(name.casefold(), folded):
+        objection = f"no such zone; did you mean {folded[near]}?"
+    else:
+        objection = "no such zone; write for example 'Europe/Berlin'."
+    raise InvalidSchedule.of("timezone", name, objection)
 
 
 @cache
@@ -69,19 +80,6 @@ def zone(name: str) -> ZoneInfo:
         resources.files("tzdata.zoneinfo").joinpath(*zone_name(name).split("/")).open("rb") as table
     ):
         return ZoneInfo.from_file(table, key=name)
-
-
-def _objection(name: str) -> str:
-    if name in _REFUSED:
-        return f"{_REFUSED[name]}; name the zone itself, for example 'Europe/Berlin' or 'UTC'."
-    family, _, rest = name.partition("/")
-    if family in {"right", "posix"}:
-        return f"tables under {family}/ are not used here; write {rest!r}."
-    folded = {known.casefold(): known for known in zone_names()}
-    near = nearest(name.casefold(), folded)
-    if near:
-        return f"no such zone; did you mean {folded[near]}?"
-    return "no such zone; write for example 'Europe/Berlin'."
 
 
 # The stretches of one UTC offset of a zone. All conversions between wall times and instants are

@@ -11,7 +11,7 @@ from django.conf import settings
 
 from django_durable_tasks.models import Node
 from django_durable_tasks.scheduler import redis_client
-from django_durable_tasks.scheduler.notify_on_commit import wake_channel
+from django_durable_tasks.scheduler.notifier import wake_channel
 from django_durable_tasks.scheduler.redis_client import scope
 from tests.chaos.faults.registry import fault
 from tests.chaos.figures import GARBAGE, REMOVED

@@ -16,8 +16,8 @@ from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.contrib.api import bulk_operations, quotas
+from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
 from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
-from django_durable_tasks.contrib.api.values import TaskFilter
 from django_durable_tasks.models import Task
 from django_durable_tasks.tasks import claim
 from tests.database.api.client import ADD, ApiClient, a_client, call

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from django.test import override_settings
 
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant

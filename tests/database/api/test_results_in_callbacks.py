@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
 from tests.database.api.client import SETTINGS, ApiClient, a_client

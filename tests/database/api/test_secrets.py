@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks import PerKey, registry
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.models import AuditEntry, RecurringTask, Task
 from tests.database.api.client import SETTINGS, ApiClient, a_client
 from tests.database.notifications.sending import SETTINGS as SENDING

@@ -115,6 +115,13 @@ def test_schedules_of_the_project_and_of_other_tenants_go_on(
         {"rrule": "FREQ=SECONDLY;BYHOUR=3", "timezone": "Europe/London"},
         {"rrule": "FREQ=MINUTELY;BYSECOND=1,2;BYMONTHDAY=17"},
         {"rrule": "FREQ=SECONDLY", "start_time": "2099-01-01T23:59:59Z"},
+        # Often on a day that is neither the first nor the second one, alone and together.
+        {"rrule": "RRULE:FREQ=DAILY\nRRULE:FREQ=SECONDLY;BYYEARDAY=60"},
+        {
+            "rrule": "RRULE:FREQ=HOURLY\n"
+            + "\n".join(f"RRULE:FREQ=SECONDLY;BYYEARDAY=60;BYMINUTE={minute}" for minute in (1, 2))
+        },
+        {"rrule": "RRULE:FREQ=DAILY\nRRULE:FREQ=MINUTELY;BYMONTH=2;BYDAY=MO;BYSECOND=3,4"},
     ],
 )
 def test_a_recurring_task_runs_once_a_minute_at_most_unless_the_quota_allows_more(

@@ -35,7 +35,7 @@ def test_the_database_of_this_run_passes() -> None:
 def test_limits_of_staff_users_that_are_left_without_their_app_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_durable_tasks.checks.database._API", "an.app.that.was.removed")
+    monkeypatch.setattr("django_durable_tasks.checks._API", "an.app.that.was.removed")
     assert _ids(databases=["default"]) == []
     User.objects.create_user("ann", is_staff=True)
     access.assign_staff(a_tenant("acme"), "ann")

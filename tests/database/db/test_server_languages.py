@@ -10,7 +10,7 @@ import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from django_durable_tasks.models import OccurrenceRecord, Task, Tenant
-from django_durable_tasks.schedules import tick_plan
+from django_durable_tasks.schedules import trigger
 from django_durable_tasks.store.errors import is_unique_violation, is_unmigrated
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import a_task
@@ -78,7 +78,7 @@ def test_the_same_call_returns_the_same_task(language: str) -> None:
 
 def test_a_taken_key_of_a_fire_time_is_recorded_in_the_ledger(language: str) -> None:
     row, good = a_schedule("taken"), a_schedule("good")
-    a_task(idempotency_key=tick_plan.idempotency_key(row.pk, START))
+    a_task(idempotency_key=trigger.idempotency_key(row.pk, START))
     assert fire(START) == 1
     outcomes = dict(OccurrenceRecord.objects.values_list("recurring_task", "outcome"))
     assert outcomes == {row.pk: "FAILED_TO_CREATE", good.pk: "DISPATCHED"}

@@ -15,7 +15,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.workflows import runs, start
+from django_durable_tasks.workflows import runs
 from tests.database.dependencies.worker_and_leader import fail, recount, resolve_all, succeed
 from tests.insert_statements import insert_statements
 from tests.project.tasks import noop
@@ -120,13 +120,13 @@ def _released(number: int) -> list[str]:
         status=Status.BLOCKED, due_at=None
     )
     WorkflowRun.objects.unguarded().update(released=False)
-    return _cost(lambda: start.finish_starts(database_now(), 100))
+    return _cost(lambda: runs.finish_starts(database_now(), 100))
 
 
 def _removed(number: int) -> list[str]:
     _pairs(number)
     WorkflowRun.objects.unguarded().update(status="STARTING", cancel_requested_at=database_now())
-    return _cost(lambda: start.finish_starts(database_now(), 100))
+    return _cost(lambda: runs.finish_starts(database_now(), 100))
 
 
 COSTS: dict[str, Callable[[int], list[str]]] = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.schedules import lifecycle, recompute
+from django_durable_tasks.schedules import lifecycle, writes
 from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import START, a_schedule, fire, fire_times, ledger_of
 from tests.repetitions import repetitions
@@ -64,8 +64,8 @@ class ClockSteps(TestCase):
             forward, wrong = error > wrong, float(error)
             now = START + timedelta(seconds=passed + wrong)
             if not forward:
-                assert recompute.set_back_schedules(now, TOLERANCE, 10) <= 1
-                assert recompute.set_back_schedules(now, TOLERANCE, 10) == 0
+                assert writes.set_back_schedules(now, TOLERANCE, 10) <= 1
+                assert writes.set_back_schedules(now, TOLERANCE, 10) == 0
                 corrected = now
             for _ in range(times):
                 passed += interval / 2
@@ -101,7 +101,7 @@ def test_a_pause_and_an_ended_schedule_keep_their_next_time() -> None:
     paused.pause(until=now + timedelta(hours=1))
     ended.cancel()
     RecurringTask.objects.unguarded().update(watermark_at=ahead)
-    assert recompute.set_back_schedules(now, TOLERANCE, 10) == 1
+    assert writes.set_back_schedules(now, TOLERANCE, 10) == 1
     paused.refresh_from_db()
     assert (paused.watermark_at, paused.next_run_at) == (now, now + timedelta(hours=1))
     ended.refresh_from_db()

@@ -13,10 +13,10 @@ from django_durable_tasks import process_state, registry
 from django_durable_tasks.choices import DayKind, FireOutcome, SpecialDay
 from django_durable_tasks.exceptions import UnknownTask
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.schedules import calendars, ledger, schedule_cache, tick_plan
+from django_durable_tasks.schedules import calendars, ledger, schedule_cache, trigger
 from django_durable_tasks.schedules.ledger import LedgerEntry
-from django_durable_tasks.schedules.schedule_cache import ScheduleRow, agenda_of, read_rows
-from django_durable_tasks.schedules.tick_plan import KnownSchedules, policy_of
+from django_durable_tasks.schedules.schedule_cache import agenda_of, read_rows
+from django_durable_tasks.schedules.trigger import KnownSchedules, policy_of
 from django_durable_tasks.tasks import new_task
 from tests.database.recurring.schedules import (
     START,
@@ -115,7 +115,7 @@ def test_the_fires_of_the_pause_of_a_known_schedule_name_its_reason() -> None:
 
 
 def test_more_schedules_than_are_kept_all_fire(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tick_plan, "_MAX_SCHEDULES", 2)
+    monkeypatch.setattr(trigger, "_MAX_SCHEDULES", 2)
     rows = [a_schedule(f"row {number}", overlap="ALLOW") for number in range(5)]
     assert [fire(START), fire(at(60))] == [5, 5]
     assert all(fire_times(row) == [START, at(60)] for row in rows)
@@ -125,7 +125,7 @@ def test_more_schedules_than_are_kept_all_fire(monkeypatch: pytest.MonkeyPatch) 
 def test_the_schedule_that_did_not_fire_for_the_longest_time_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tick_plan, "_MAX_SCHEDULES", 2)
+    monkeypatch.setattr(trigger, "_MAX_SCHEDULES", 2)
     a_schedule("often", overlap="ALLOW")
     for name, seconds in (("second", 60), ("third", 180)):
         a_schedule(name, overlap="ALLOW", interval=86_400, start_time=at(seconds))
@@ -184,12 +184,12 @@ def test_what_a_tick_reads_means_the_same_as_the_model_instance(given: dict[str,
     calendars.upsert("office")
     row = RecurringTask.objects.get(pk=a_schedule(**given).pk)
     (read,) = read_rows([row.pk]).values()
-    plain = {name for name in ScheduleRow._fields if not name.endswith("_json")}
+    plain = {name for name in vars(read) if not name.endswith("_json")}
     names = plain | {"args", "kwargs", "options", "timetable", "calendars"}
     assert {name: getattr(read, name) for name in names} == {
         name: getattr(row, name) for name in names
     }
-    shared, other = tick_plan.template_of(read), tick_plan.template_of(row)
+    shared, other = trigger.template_of(read), trigger.template_of(row)
     assert shared._replace(id=other.id, shard_key=other.shard_key) == other
     assert policy_of(read) == policy_of(row)
     assert _first_runs(read) == _first_runs(row)
@@ -230,7 +230,7 @@ def test_schedules_with_equal_options_share_what_depends_on_these(
 
     equal = [a_schedule(f"row {n}", task=tasks.add, args=[n, n]) for n in range(3)]
     a_schedule("another", queue="other")
-    monkeypatch.setattr(f"{tick_plan.__name__}.task_template", counted)
+    monkeypatch.setattr(f"{trigger.__name__}.task_template", counted)
     assert fire(START) == 4
     assert len(built) == 2
     assert [Task.objects.get(recurring_task=row).args for row in equal] == [[0, 0], [1, 1], [2, 2]]
@@ -241,20 +241,20 @@ def test_a_function_that_is_registered_again_is_used_by_the_next_schedule_that_i
 ) -> None:
     row = a_schedule()
     (read,) = read_rows([row.pk]).values()
-    tick_plan.template_of(read)
+    trigger.template_of(read)
     registered = registry.get(row.task)
     monkeypatch.setattr(registry, "_tasks", {})
     with pytest.raises(UnknownTask):
-        tick_plan.template_of(read)
+        trigger.template_of(read)
     monkeypatch.setattr(registry, "_tasks", {row.task: registered})
-    assert tick_plan.template_of(read).name == row.task
+    assert trigger.template_of(read).name == row.task
 
 
 def test_more_combinations_of_options_than_are_kept_all_fire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tick_plan, "_MAX_TEMPLATES", 2)
+    monkeypatch.setattr(trigger, "_MAX_TEMPLATES", 2)
     rows = [a_schedule(f"row {n}", queue=f"queue-{n}", overlap="ALLOW") for n in range(5)]
     assert fire(START) == 5
     assert all(fire_times(row) == [START] for row in rows)
-    assert len(process_state.of(tick_plan.SharedTemplates)) <= 2
+    assert len(process_state.of(trigger.SharedTemplates)) <= 2

@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks import conf
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Limit, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.schedules import tick_plan, trigger
+from django_durable_tasks.schedules import trigger
 from tests.database.recurring.schedules import START, a_schedule, at
 from tests.factories import a_task, a_tenant
 from tests.messages import take_task_messages
@@ -122,7 +122,7 @@ def test_a_run_that_has_expired_meanwhile_is_not_published() -> None:
 
 def test_a_tick_that_is_rolled_back_publishes_nothing() -> None:
     schedules = [a_schedule(name, overlap="ALLOW") for name in ("first", "second")]
-    key = tick_plan.idempotency_key(schedules[0].pk, START)
+    key = trigger.idempotency_key(schedules[0].pk, START)
     a_task(idempotency_key=key, queue="elsewhere")
     windows = _Windows()
     assert _fire(windows) == [Status.PENDING]

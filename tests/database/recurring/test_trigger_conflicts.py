@@ -13,7 +13,7 @@ from django.db import ProgrammingError, connection
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.schedules import ledger, tick_plan, trigger, writes
+from django_durable_tasks.schedules import ledger, trigger, writes
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
@@ -312,9 +312,7 @@ def test_a_key_taken_at_the_last_moment_is_recorded_as_failed_and_the_row_contin
     """The owner is not visible before the insert: its row has another key than its marker."""
     row, good = a_schedule(task=tasks.unique, args=["a"]), a_schedule("good")
     given: dict[str, Any] = (
-        {"idempotency_key": tick_plan.idempotency_key(row.pk, START)}
-        if how == "idempotency"
-        else {}
+        {"idempotency_key": trigger.idempotency_key(row.pk, START)} if how == "idempotency" else {}
     )
     holder = a_task(Status.PENDING, **given)
     if how == "unique":

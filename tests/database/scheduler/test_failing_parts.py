@@ -24,9 +24,8 @@ from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.jobs import JobSchedule
 from django_durable_tasks.scheduler.leader import Leader
-from django_durable_tasks.scheduler.listener import Listener
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.notify_on_commit import Notification
+from django_durable_tasks.scheduler.notifier import Listener, Notification
 from django_durable_tasks.scheduler.threads import Steps
 from tests.database.commands.durable_command import durable
 from tests.factories import a_task, many_tasks
@@ -194,7 +193,7 @@ class FailingTransport:
 
 
 def test_a_listener_survives_whatever_its_transport_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_durable_tasks.scheduler.listener._LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr("django_durable_tasks.scheduler.notifier._LONGEST_PAUSE", 0.02)
     way = FailingTransport()
     listener = Listener(way, lambda at: None, lambda: None)
     listener._pause = 0.02

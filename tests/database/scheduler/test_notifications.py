@@ -9,10 +9,9 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.scheduler import notify_on_commit, redis_client
+from django_durable_tasks.scheduler import notifier, redis_client
 from django_durable_tasks.scheduler.due_index import DueIndex, due_index
-from django_durable_tasks.scheduler.listener import Listeners
-from django_durable_tasks.scheduler.notify_on_commit import Notification, NotificationKind
+from django_durable_tasks.scheduler.notifier import Listeners, Notification, NotificationKind
 from tests.factories import QUEUE
 from tests.project import tasks
 
@@ -20,9 +19,7 @@ pytestmark = pytest.mark.django_db
 
 
 def _notifiers() -> int:
-    return sum(
-        isinstance(hook, notify_on_commit._Batch) for _, hook, *_ in connection.run_on_commit
-    )
+    return sum(isinstance(hook, notifier._Batch) for _, hook, *_ in connection.run_on_commit)
 
 
 def _schedule(wait: float = 0.0) -> None:
@@ -45,9 +42,7 @@ def test_nothing_is_sent_and_the_state_says_that_the_scheduler_polls(settings: A
     assert wakeups.state.endswith("sends no notifications; REDIS_URL would give wake-ups)")
     assert wakeups.source_state.startswith("none, polling every 1 s: ")
     wakeups.stop()
-    assert not notify_on_commit.send_by_postgresql(
-        Notification(NotificationKind.ROWS, timezone.now())
-    )
+    assert not notifier.send_by_postgresql(Notification(NotificationKind.ROWS, timezone.now()))
 
 
 @pytest.mark.postgresql

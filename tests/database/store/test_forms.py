@@ -24,7 +24,7 @@ from django_durable_tasks.choices import FireOutcome, Gate, Status
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.contrib.api import access, idempotent_requests, quotas
 from django_durable_tasks.contrib.api.idempotent_requests import RequestIdentity, StoredAnswer
-from django_durable_tasks.contrib.api.values import RequestRate
+from django_durable_tasks.contrib.api.quotas import RequestRate
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.dependencies import edges, resolve
@@ -32,7 +32,7 @@ from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.limits import admission, backpressure, waitlist
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.scheduler import notify_on_commit
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.schedules import ledger, trigger, writes
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.writes import Move
@@ -61,7 +61,7 @@ SCENARIOS: dict[str, list[Scenario]] = {}
 LEFT_OUT: dict[Scenario, tuple[str, ...]] = {}
 """The tables whose rows are not compared, because they have random parts."""
 BY_DESIGN = {
-    "scheduler.notify_on_commit.database_notifies": "says which databases have notifications",
+    "scheduler.notifier.database_notifies": "says which databases have notifications",
     "cluster.status._connections_allowed": "SQLite has no limit of connections",
     "workflows.operations._lock_timeout": "limits a wait, which only another connection can see",
     "contrib.api.idempotent_requests._uncommitted": "sees the row of another connection",
@@ -171,7 +171,7 @@ def test_the_names_belong_to_functions_with_several_forms() -> None:
 
 
 def test_only_postgresql_sends_notifications(vendor: str) -> None:
-    assert notify_on_commit.database_notifies() == (vendor == "postgresql")
+    assert notifier.database_notifies() == (vendor == "postgresql")
 
 
 # Creation ---------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ def layered(name: str) -> Any:
 def _start(place: int, when: str, name: str) -> None:
     from django.db import connection
 
-    from django_durable_tasks.workflows import start
+    from django_durable_tasks.workflows import runs
 
-    start.LARGE, start.BATCH = LARGE, BATCH
+    runs.LARGE, runs.BATCH = LARGE, BATCH
     count = -1
 
     def at_its_point(call: Callable[[], Any]) -> Any:

@@ -20,7 +20,7 @@ from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.limits.backpressure import heads
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.workflows import start
+from django_durable_tasks.workflows import runs
 from tests.database.dependencies.worker_and_leader import recount, resolve_all, statuses_of, succeed
 from tests.database.workflows.dying_starter import BATCH, LARGE, layered
 from tests.factories import a_task
@@ -37,13 +37,13 @@ MANY = 200  # more statements than the start has
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat a start of six tasks as large, and write four rows at a time."""
-    monkeypatch.setattr(start, "LARGE", LARGE)
-    monkeypatch.setattr(start, "BATCH", BATCH)
+    monkeypatch.setattr(runs, "LARGE", LARGE)
+    monkeypatch.setattr(runs, "BATCH", BATCH)
 
 
 def _finish(after: float = 0.0) -> None:
     """Act as the leader, with a clock `after` seconds ahead, until nothing is left to do."""
-    while start.finish_starts(database_now() + timedelta(seconds=after), 3):
+    while runs.finish_starts(database_now() + timedelta(seconds=after), 3):
         pass
 
 
@@ -209,7 +209,7 @@ def test_another_start_with_the_key_replaces_one_without_progress() -> None:
     second: list[WorkflowRun] = []
 
     def start_again(*_: int) -> None:
-        _let_time_pass(start.TAKEN_OVER_AFTER + 1)
+        _let_time_pass(runs.TAKEN_OVER_AFTER + 1)
         second.append(layered("second").start(key="nightly"))
 
     with pytest.raises(TransitionRefused, match="given up while it was written"):
@@ -242,12 +242,12 @@ def test_a_cancel_between_seal_and_release_lets_nothing_run(
         status=Status.BLOCKED, due_at=None
     )
     WorkflowRun.objects.unguarded().update(released=False, cancel_requested_at=database_now())
-    assert not start.release_roots(run.pk, 100)
+    assert not runs.release_roots(run.pk, 100)
     assert set(Task.objects.values_list("status", flat=True)) == {Status.BLOCKED}
 
 
 def test_an_active_start_is_not_removed() -> None:
-    layered("alive").start(progress=lambda *_: _finish(after=start.ABANDONED_AFTER - 10))
+    layered("alive").start(progress=lambda *_: _finish(after=runs.ABANDONED_AFTER - 10))
     assert _lives("alive")
 
 
@@ -297,7 +297,7 @@ def test_a_starter_killed_at_any_statement_leaves_nothing_or_everything(
         def nothing_is_left(question: Any = unsealed) -> bool:
             # The server may still have the locks of the dead process; its rows are left until the server
             # notices.
-            _finish(after=start.ABANDONED_AFTER + 10)
+            _finish(after=runs.ABANDONED_AFTER + 10)
             return not question.exists()
 
         until(nothing_is_left, within=20)

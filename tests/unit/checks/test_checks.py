@@ -30,9 +30,8 @@ from django_durable_tasks.checks import (
     check_celery,
     check_settings,
     check_tasks,
-    configuration,
+    retry_queue_findings,
 )
-from django_durable_tasks.checks.configuration import retry_queue_findings
 from django_durable_tasks.limits.scopes import PerKey, rate_of
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered
@@ -289,14 +288,14 @@ def test_an_atomic_body_on_a_file_is_a_warning(
     only_task: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_task(atomic=True)
-    monkeypatch.setattr(configuration, "on_sqlite", lambda: True)
+    monkeypatch.setattr(checks, "on_sqlite", lambda: True)
     assert _ids(check_tasks) == ["W011"]
-    monkeypatch.setattr(configuration, "on_sqlite", lambda: False)
+    monkeypatch.setattr(checks, "on_sqlite", lambda: False)
     assert _ids(check_tasks) == []
 
 
 def test_a_long_list_of_names_is_truncated() -> None:
-    assert configuration.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert checks.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def _with_broker(url: str, **options: Any) -> dict[str, Any]:
@@ -408,7 +407,7 @@ def test_an_old_kombu_is_an_error(
 ) -> None:
     only_task()
     assert _ids(check_celery) == []
-    monkeypatch.setattr(configuration, "OLDEST_KOMBU", (99,))
+    monkeypatch.setattr(checks, "OLDEST_KOMBU", (99,))
     assert _ids(check_celery) == ["E011"]
 
 

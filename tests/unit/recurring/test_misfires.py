@@ -72,7 +72,7 @@ def test_ten_million_missed_fires_are_decided_by_bounded_work(
     fires, now, policy = (
         _agenda(parts, days, roll),
         START + timedelta(seconds=span),
-        Policy(catch_up=catch_up),
+        Policy(catch_up_mode=catch_up),
     )
     # Five million calls take some seconds at most; two calls per fire for ten million fires would be
     # four times that.
@@ -84,7 +84,7 @@ def test_ten_million_missed_fires_are_decided_by_bounded_work(
     assert choice.through == now
     assert choice.following is not None
     assert choice.following.at > now
-    assert len(choice.runs) <= policy.max_runs + AT_ONCE
+    assert len(choice.runs) <= policy.max_catchup_runs + AT_ONCE
     assert 1 <= len(choice.missed) <= 2
     if kind == "interval" and days is None:
         assert sum(one.count for one in choice.missed) + len(choice.runs) == 10 * MILLION + 1
@@ -100,7 +100,9 @@ def test_with_rolls_too_every_fire_either_runs_or_is_recorded(
     and a closed Friday.
     """
     fires = _agenda([{"interval": 7_200.0}], CLOSED_ON_FRIDAYS, roll)
-    policy = Policy(catch_up=catch_up, grace=10_000, max_runs=7, order=order)
+    policy = Policy(
+        catch_up_mode=catch_up, misfire_grace=10_000, max_catchup_runs=7, catchup_order=order
+    )
     watermark = BEFORE
     while watermark < START + timedelta(days=12):
         now = watermark + timedelta(hours=31)
