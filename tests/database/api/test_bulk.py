@@ -26,6 +26,7 @@ from tests.delivery import deliver
 from tests.factories import QUEUE, a_node, a_task, a_tenant, many_tasks
 from tests.messages import claim_due
 from tests.process_state import new_process_state
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 COLUMNS = 70
@@ -286,7 +287,9 @@ def test_operations_that_have_not_ended_are_bounded(acme: ApiClient) -> None:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     ends=st.lists(st.sampled_from(["cancel", *sorted(Status), "pruned"]), min_size=10, max_size=10)
@@ -324,7 +327,7 @@ def test_an_operation_whose_task_has_ended_uses_no_place(acme: ApiClient, ends: 
 class Places(TestCase):
     """Draws the processes of a customer and its tasks that wait for them."""
 
-    @settings(deadline=None, max_examples=8)
+    @settings(deadline=None, max_examples=repetitions(8))
     @given(
         concurrency=st.integers(1, 8),
         kind=st.sampled_from(sorted(BulkKind)),

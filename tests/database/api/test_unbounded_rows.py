@@ -16,6 +16,7 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import ledger, lifecycle, trigger
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 CONFIG = {"task": ADD, "args": [1, 2]}
@@ -36,7 +37,9 @@ def _open(client: ApiClient) -> int:
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     most=st.integers(0, 6),
@@ -135,7 +138,9 @@ def test_a_recurring_task_runs_once_a_minute_at_most_unless_the_quota_allows_mor
 
 
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(5),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     most=st.integers(1, 4),
