@@ -39,7 +39,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import ExactCharField, exact_collation
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.store.connections import on_sqlite
-from django_durable_tasks.store.statements import text
+from django_durable_tasks.store.dialects import text
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK
 from django_durable_tasks.tasks.options import TaskOptions, checked_defaults, task_options
@@ -646,7 +646,7 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> Iterator
     settings = valid_settings()
     if settings is None or settings.DATABASE not in (databases or ()):
         return
-    connection = connections[settings.DATABASE]
+    connection: Any = connections[settings.DATABASE]
     try:
         version = tuple(connection.get_database_version())
     except NotSupportedError as too_old:

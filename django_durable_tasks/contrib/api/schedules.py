@@ -39,7 +39,6 @@ from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.lifecycle import check_runs_per_day
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.options import API, columns
-from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.schedules.timetables.rrule import (
     MOST_COUNTED,
     MOST_DATES,
@@ -234,7 +233,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
             text = f"The tenant has a recurring task with the name {name!r}."
             raise Problem(problems.CONFLICT, text) from None
         if not same:
-            check_runs_per_day(tenant, agenda_of(row), row.watermark_at)
+            check_runs_per_day(tenant, row)
             charge(tenant, "recurring_tasks")
         location = address_of("recurring-task-detail", recurring_task_id=row.pk)
         stored = self.rows().get(pk=row.pk)
@@ -256,8 +255,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords
                 )
                 if _TIMES & given.keys():
-                    changed = self.find()
-                    check_runs_per_day(tenant, agenda_of(changed), changed.watermark_at)
+                    check_runs_per_day(tenant, self.find())
 
         return self.edit_with(change, lock=True)
 

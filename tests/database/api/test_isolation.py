@@ -31,7 +31,7 @@ class Tenants(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def tenants(committed_rows: object) -> Tenants:
+def tenants(few_committed_rows: object) -> Tenants:
     """Create the rows once for the tests of all endpoints."""
     with override_settings(DURABLE_TASKS=dict(SETTINGS)):
         acme, globex = a_client(a_tenant("acme")), a_client(a_tenant("globex"))

@@ -122,9 +122,3 @@ def test_a_workflow_above_the_quota_is_not_started(acme: ApiClient) -> None:
     assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
     assert not WorkflowRun.objects.exists()
     assert not Task.objects.exists()
-
-
-def test_a_dry_run_starts_nothing(acme: ApiClient) -> None:
-    answer = acme.post("/workflows?dry_run=1", flow(step("a")))
-    assert answer.json()["would_answer"] == 201
-    assert not WorkflowRun.objects.exists()
