@@ -1,12 +1,32 @@
-"""The admin site of the package: importing the modules registers their pages."""
+"""The admin site of the package. A project may derive its own pages from these."""
 
-from django_durable_tasks.admin import (  # noqa: F401
-    audit_entries,
-    calendars,
-    cluster,
-    graphs,
-    recurring_tasks,
-    tasks,
-    tenants,
-    workflow_runs,
+from django_durable_tasks.admin.audit_entries import AuditEntryAdmin
+from django_durable_tasks.admin.calendars import CalendarAdmin
+from django_durable_tasks.admin.cluster import (
+    LimitAdmin,
+    NodeAdmin,
+    QueueControlAdmin,
+    SchedulerLeaseAdmin,
 )
+from django_durable_tasks.admin.graphs import TaskDependencyAdmin
+from django_durable_tasks.admin.recurring_tasks import OccurrenceRecordAdmin, RecurringTaskAdmin
+from django_durable_tasks.admin.tasks import DeadLetterAdmin, TaskAdmin, TaskExecutionLogAdmin
+from django_durable_tasks.admin.tenants import TenantAdmin
+from django_durable_tasks.admin.workflow_runs import WorkflowRunAdmin
+
+__all__ = [
+    "AuditEntryAdmin",
+    "CalendarAdmin",
+    "DeadLetterAdmin",
+    "LimitAdmin",
+    "NodeAdmin",
+    "OccurrenceRecordAdmin",
+    "QueueControlAdmin",
+    "RecurringTaskAdmin",
+    "SchedulerLeaseAdmin",
+    "TaskAdmin",
+    "TaskDependencyAdmin",
+    "TaskExecutionLogAdmin",
+    "TenantAdmin",
+    "WorkflowRunAdmin",
+]

@@ -1,4 +1,4 @@
-"""The admin pages of nodes and of queues."""
+"""The admin pages of nodes, queues and limits, and the overview of the installation."""
 
 from __future__ import annotations
 
@@ -352,9 +352,6 @@ def _warnings(limit: Limit) -> Iterator[str]:
         )
     if limit.max_concurrency == 0:
         yield "With a max concurrency of 0 no task starts. To stop a queue temporarily, pause it."
-
-
-# The overview of the installation.
 
 
 # The overview: backlog, running tasks, leader, live nodes and problems.

@@ -1,4 +1,4 @@
-"""Dependency diagrams in the admin, and the operations on graphs."""
+"""Dependency diagrams in the admin, the operations on graphs, and the admin of dependencies."""
 
 from __future__ import annotations
 
@@ -315,9 +315,6 @@ def workflow_link(task: Task) -> SafeString | str:
     name = display.row_link("workflowrun", run.pk, run.name)
     badge = display.badge(run.status, run.status)
     return display.beneath(format_html("{} {}", name, badge), step)
-
-
-# The admin of dependencies and gates, and the pages that add and remove them.
 
 
 # The pages that add a dependency between two tasks, and that remove one.

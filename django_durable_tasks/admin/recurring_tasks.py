@@ -1,4 +1,4 @@
-"""The admin of schedules: list, page, outcomes and operations."""
+"""The admin of schedules and of the ledger: list, page, outcomes and operations."""
 
 from __future__ import annotations
 

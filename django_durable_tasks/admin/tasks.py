@@ -1,6 +1,4 @@
-"""The admin of tasks: their lists, their pages, their actions, and replays with edited
-arguments.
-"""
+"""The admin of tasks, of their attempts and of dead letters; replays with edited arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition of a subcommand, its exit codes and its output."""
+"""The definition of a subcommand, its arguments, its exit codes and its output."""
 
 from __future__ import annotations
 

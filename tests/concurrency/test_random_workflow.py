@@ -28,6 +28,7 @@ from tests.database.dependencies.worker_and_leader import HOPELESS, recount, res
 from tests.database.transitions.transition_calls import FAILURE, PLACE
 from tests.factories import QUEUE, take_these
 from tests.project.tasks import noop
+from tests.repetitions import drawn
 
 NODES, WORKERS, OPERATIONS = 240, 8, 25
 _READY = (Status.PENDING, Status.QUEUED)
@@ -147,7 +148,7 @@ def _release_all() -> None:
 @pytest.mark.postgresql
 @pytest.mark.mariadb
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", drawn(range(2), 2))
 def test_a_random_graph_runs_to_its_end_whatever_operations_occur_meanwhile(seed: int) -> None:
     run, crew = _graph(random.Random(seed)), _Crew()
     operators = [partial(_operate, random.Random(f"{seed} bob"), crew)]

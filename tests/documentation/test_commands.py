@@ -10,10 +10,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, CommandParser
 
 from django_durable_tasks.management.commands import durable, run_scheduler
 from tests.documentation.pages import blocks, name_of, pages
@@ -47,6 +48,13 @@ def _words(command: str, rest: str) -> list[str] | None:
     return None if stand_in or "--help" in words else words
 
 
+@cache
+def _parser(command: str) -> CommandParser:
+    parser = _COMMANDS[command]().create_parser("manage.py", command)
+    parser.called_from_command_line = False
+    return parser
+
+
 @pytest.mark.parametrize(
     "page", [page for page in pages() if "manage.py" in page.read_text()], ids=name_of
 )
@@ -55,10 +63,8 @@ def test_every_command_of_a_page_can_be_parsed(page: Path) -> None:
         words = _words(command, rest)
         if words is None:
             continue
-        parser = _COMMANDS[command]().create_parser("manage.py", command)
-        parser.called_from_command_line = False
         try:
-            parser.parse_args(words)
+            _parser(command).parse_args(words)
         except (CommandError, SystemExit) as refused:
             raise AssertionError(f"{name_of(page)} shows {rest.strip()!r}: {refused}") from refused
 

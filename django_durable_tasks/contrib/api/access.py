@@ -31,8 +31,7 @@ from django_durable_tasks.operations.operation import Argument, Target, operatio
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import ReceivedTime, aware, estimated_now
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 
 # The format of API keys: ``ddt_<live|test>_<id>_<secret><checksum>``.
 #

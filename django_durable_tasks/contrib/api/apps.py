@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import optional_apps
 
-class ApiConfig(AppConfig):
+
+class ApiConfig(optional_apps.OptionalAppConfig):
     """Serves the HTTP API, and has API keys, quotas of tenants and staff users of tenants."""
 
     name = "django_durable_tasks.contrib.api"

@@ -31,7 +31,7 @@ from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import bound_transaction, dedicated_connection
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.tasks import enqueue, operator_actions
-from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions, call_options
 
 # The filters of lists of tasks and of bulk operations. Pure.

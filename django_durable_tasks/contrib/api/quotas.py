@@ -37,8 +37,7 @@ from django_durable_tasks.operations.operation import Argument, Target, operatio
 from django_durable_tasks.signals import quota_refused
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import aware, estimated_now
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 
 # The rate is a GCRA (generic cell rate algorithm, ITU-T I.371): one time per tenant, at which its
 # whole window would be free again. A request moves it by the interval of one request.

@@ -39,6 +39,12 @@ from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.lifecycle import check_runs_per_day
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.options import API, columns
+from django_durable_tasks.schedules.timetables.rrule import (
+    MOST_COUNTED,
+    MOST_DATES,
+    MOST_INTERVAL,
+    MOST_LINES,
+)
 from django_durable_tasks.store import tables
 
 # Characters of a cron expression and of an RRULE, and times of `at`: a bound for their parsers.
@@ -58,8 +64,19 @@ class ScheduleEditBody(Options):
 
     target_config = fields.JsonObject(required=False)
     interval_seconds = fields.Seconds(required=False, min_value=1)
-    cron = fields.Text(required=False, max_length=_CRON_MAX)
-    rrule = fields.Text(required=False, max_length=_RULE_MAX)
+    cron = fields.Text(
+        required=False,
+        max_length=_CRON_MAX,
+        help_text="Five fields: minute, hour, day of month, month and day of week, such as"
+        " '30 2 * * mon-fri'; or a nickname such as '@daily'.",
+    )
+    rrule = fields.Text(
+        required=False,
+        max_length=_RULE_MAX,
+        help_text="RRULE, RDATE, EXRULE, EXDATE and DTSTART of RFC 5545, one per line: at most"
+        f" {_RULE_MAX:,} characters, {MOST_LINES} lines and {MOST_DATES} commas."
+        f" INTERVAL is at most {MOST_INTERVAL:,}, and COUNT {MOST_COUNTED:,}.",
+    )
     at = fields.Items(
         child=fields.Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX
     )

@@ -27,7 +27,7 @@ from django_durable_tasks.masking import MASK, masked, masked_text
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.tasks.new_task import keys_of
+from django_durable_tasks.tasks.enqueue import keys_of
 from django_durable_tasks.tasks.options import formatted
 
 logger = logging.getLogger("django_durable_tasks.api")

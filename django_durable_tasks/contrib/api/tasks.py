@@ -58,7 +58,7 @@ from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import created_so_far
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue, operator_actions
-from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
+from django_durable_tasks.tasks.enqueue import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
 from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows import operations as graph_operations

@@ -1,4 +1,6 @@
-"""Reads the tables of django-celery-beat, and converts a row to keyword arguments of ``upsert``."""
+"""Reads the tables of django-celery-beat, converts a row to keyword arguments of ``upsert``, and
+imports it.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,8 @@ from django_durable_tasks.states import claims
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.store.statements import sql
 from django_durable_tasks.targets import answers
 from django_durable_tasks.targets.answers import EndpointHealth
 from django_durable_tasks.targets.http_request import TIMEOUT_MAX

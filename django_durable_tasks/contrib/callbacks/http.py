@@ -1,4 +1,6 @@
-"""The only HTTP client of the package. Every request to an outside server passes its guard."""
+"""The only HTTP client of the package. Every request to an outside server passes its guard. And
+the secrets with which requests are signed.
+"""
 
 from __future__ import annotations
 

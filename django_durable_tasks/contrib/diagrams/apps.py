@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import optional_apps
 
-class DiagramsConfig(AppConfig):
+
+class DiagramsConfig(optional_apps.OptionalAppConfig):
     """Adds the formats ``mermaid`` and ``svg``, and the drawings on the pages of the admin."""
 
     name = "django_durable_tasks.contrib.diagrams"

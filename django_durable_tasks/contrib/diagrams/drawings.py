@@ -1,4 +1,5 @@
-"""Drawings as SVG without scripts. Foreign text is escaped in ``element``, which writes all markup.
+"""Drawings as SVG without scripts, and as Mermaid. Foreign text is escaped in ``element``, which
+writes all markup of an SVG.
 
 Light colours are attributes of the elements: viewers without style sheets and printers use them.
 A style sheet has the dark ones. A page links it, so that the strictest Content-Security-Policy
@@ -448,7 +449,6 @@ def _body(
 
 
 # Diagrams as Mermaid flowcharts, within what Mermaid draws by default.
-
 
 # The defaults of Mermaid's settings maxEdges and maxTextSize.
 MOST_EDGES = 500

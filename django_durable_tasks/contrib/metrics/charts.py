@@ -1,4 +1,6 @@
-"""What the charts show: their periods, the endings and durations of each point, and quantiles."""
+"""What the charts show: their periods, the endings and durations of each point, and quantiles; and
+their drawing as SVG.
+"""
 
 from __future__ import annotations
 

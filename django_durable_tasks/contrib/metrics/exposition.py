@@ -1,4 +1,4 @@
-"""The metrics: families, the text formats of Prometheus and OpenMetrics, and a server for
+"""The metrics: gauges, families, the text formats of Prometheus and OpenMetrics, and a server for
 schedulers.
 """
 

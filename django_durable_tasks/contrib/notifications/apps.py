@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig, apps
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import optional_apps
 
 _CALLBACKS = "django_durable_tasks.contrib.callbacks"
 
 
-class NotificationsConfig(AppConfig):
+class NotificationsConfig(optional_apps.OptionalAppConfig):
     """Records events, delivers messages about them, and watches the installation."""
 
     name = "django_durable_tasks.contrib.notifications"

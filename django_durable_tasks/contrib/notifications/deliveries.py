@@ -42,8 +42,7 @@ from django_durable_tasks.contrib.notifications.models import (
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
-from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
-from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow, stored_columns, undecrypted
 from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.schedules.lifecycle import recurring
@@ -54,8 +53,8 @@ from django_durable_tasks.targets.addresses import address_policy
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.tasks.enqueue import Call, new_task
 from django_durable_tasks.tasks.explanations import comment
-from django_durable_tasks.tasks.new_task import Call, new_task
 from django_durable_tasks.tasks.options import CallOptions
 
 # Creates, changes and deletes notification settings, and records the result of deliveries.

@@ -1,4 +1,6 @@
-"""``django_durable_tasks.deliver_notification`` sends one message of a notification setting."""
+"""The durable tasks ``django_durable_tasks.deliver_notification``, which sends one message of a
+notification setting, and ``django_durable_tasks.watchdog``; and the jobs of notifications.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ from django_durable_tasks.targets.answers import BACKOFF, delay
 from django_durable_tasks.targets.http_request import http_request
 from django_durable_tasks.task_names import NOTIFICATION_TASK, WATCHDOG_TASK
 from django_durable_tasks.tasks import enqueue
-from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions
 
 # Sends a notification by Django's e-mail backend.

@@ -29,7 +29,7 @@ from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states import attempt_log, claims, inserts
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.tasks import attempts as tasks_attempts

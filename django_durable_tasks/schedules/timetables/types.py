@@ -212,7 +212,9 @@ class Remembered(Generic[_Moment, _Found]):
         at: Callable[[_Found], _Moment],
         way: Direction,
     ) -> None:
-        self._search, self._at, self._way = search, at, way
+        self._search: Callable[[_Moment], _Found | None] = search
+        self._at: Callable[[_Found], _Moment] = at
+        self._way = way
         self._known: tuple[_Moment, _Found | None] | None = None
 
     def __call__(self, moment: _Moment) -> _Found | None:

@@ -24,6 +24,7 @@ from schemathesis.core.failures import Failure, FailureGroup
 
 from django_durable_tasks.contrib.api import urls
 from django_durable_tasks.models import SchedulerLease
+from django_durable_tasks.schedules.timetables.rrule import MOST_COUNTED, MOST_DATES, MOST_LINES
 from tests.database.api.client import ROOT, ApiClient, a_client
 from tests.factories import many_tasks
 from tests.repetitions import repetitions
@@ -61,6 +62,17 @@ def test_the_document_describes_every_endpoint(acme: ApiClient) -> None:
         for operation in methods.values()
     ]
     assert len(set(names)) == len(names)
+
+
+def test_the_document_says_the_limits_of_timetables(acme: ApiClient) -> None:
+    schemas = Client().get(f"{ROOT}/schema").json()["components"]["schemas"]
+    bodies = [schema["properties"] for schema in schemas.values() if "properties" in schema]
+    found = [body for body in bodies if {"rrule", "cron"} <= set(body)]
+    assert found
+    for described in found:
+        for number in (MOST_LINES, MOST_DATES, MOST_COUNTED, described["rrule"]["maxLength"]):
+            assert f"{number:,}" in described["rrule"]["description"]
+        assert "Five fields" in described["cron"]["description"]
 
 
 def test_the_page_to_try_the_api_loads_nothing_from_other_sites() -> None:

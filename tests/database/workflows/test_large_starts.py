@@ -25,6 +25,7 @@ from tests.database.dependencies.worker_and_leader import recount, resolve_all, 
 from tests.database.workflows.dying_starter import BATCH, LARGE, layered
 from tests.factories import a_task
 from tests.project.tasks import noop
+from tests.repetitions import drawn, repeats_less
 from tests.runs import ROOT
 from tests.waiting import until
 
@@ -282,7 +283,8 @@ def test_a_starter_killed_at_any_statement_leaves_nothing_or_everything(
     when: str, starter: Callable[[int, str, str], str]
 ) -> None:
     lived: list[bool] = []
-    for place in range(MANY):
+    # A process that dies closes its connection, and each place waits until the server notices that.
+    for place in drawn(range(MANY)):
         name = f"{when}-{place:03}"
         answer = starter(place, when, name)
         assert answer in ("killed", "lived")
@@ -311,4 +313,5 @@ def test_a_starter_killed_at_any_statement_leaves_nothing_or_everything(
     assert answer == "lived"
     # Killed before the seal nothing exists, killed after it everything: there is one such point.
     assert lived == sorted(lived)
-    assert 10 < lived.index(True) < len(lived) - 1
+    assert drawn(range(MANY))[lived.index(True)] > 10
+    assert repeats_less() or lived.index(True) < len(lived) - 1

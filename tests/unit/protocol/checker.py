@@ -7,6 +7,7 @@ indefinitely.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -55,7 +56,14 @@ def check(case: Case) -> Verdict:
     Raises `OverflowError` above `CEILING` states.
     """
     found = Found()
-    violated = _explore(case, found)
+    # The states contain no cycles, and the collector would go through all of them again and again.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        violated = _explore(case, found)
+    finally:
+        if collects:
+            gc.enable()
     if violated is not None:
         return _verdict(found, violated, found.states[violated].violation)
     dead_end = _first_dead_end(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.schedules import options
 from django_durable_tasks.schedules.options import CODE, ScheduleOptions, columns, kept, merged
-from tests.unit.tasks.test_typed_signature import _errors
 
 
 @pytest.fixture(autouse=True)
@@ -114,26 +112,6 @@ def test_an_invalid_settings_entry_is_an_error_with_its_name(settings: Any) -> N
     assert len(found) == 2
     assert any("'timeless'" in text and "needs one of" in text for text in found)
     assert any("'mistyped'" in text and "Did you mean" in text for text in found)
-
-
-TYPED = """
-from django_durable_tasks import durable_task, recurring
-
-@recurring("nightly", cron="30 2 * * *", timezone="Europe/London", catch_up_mode="RUN_ONE_NOW")
-@durable_task
-def report(day: str = "") -> str: return day
-
-text: str = report("today")
-"""
-
-
-def test_the_types_of_task_and_options_are_preserved(tmp_path: Path) -> None:
-    wrong = ["report(5)", "recurring('x', cron=5)", "recurring('x', crn='* * * * *')"]
-    lines = len(TYPED.splitlines())
-    found = sorted(
-        int(error.split(":")[1]) for error in _errors(tmp_path, TYPED + "\n".join(wrong) + "\n")
-    )
-    assert found == [lines + 1, lines + 2, lines + 3]
 
 
 # The merge ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll
 from django_durable_tasks.schedules.misfires import AT_ONCE, Policy, choose, effective
 from django_durable_tasks.schedules.timetables.builder import checked, timetable
+from tests.repetitions import drawn
 
 START = datetime(2026, 3, 2, 9, tzinfo=UTC)
 BEFORE = START - timedelta(microseconds=1)
@@ -59,12 +61,15 @@ def _calls(act: Callable[[], Any]) -> int:
     return number
 
 
-@pytest.mark.parametrize("catch_up", CatchUp)
-@pytest.mark.parametrize(
-    ("days", "roll"),
-    [(None, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.FOLLOWING)],
-)
-@pytest.mark.parametrize("kind", TIMETABLES)
+CALENDARS = [(None, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.SKIP), (CLOSED_ON_FRIDAYS, Roll.FOLLOWING)]
+MANY_MISSED = [
+    pytest.param(kind, days, roll, catch_up, id=f"{kind}, {days and days.name}, {roll}, {catch_up}")
+    for kind, (days, roll), catch_up in product(TIMETABLES, CALENDARS, CatchUp)
+]
+
+
+# A share of five has no common divisor with the lengths of the axes, so each day has cases of each.
+@pytest.mark.parametrize(("kind", "days", "roll", "catch_up"), drawn(MANY_MISSED, 5))
 def test_ten_million_missed_fires_are_decided_by_bounded_work(
     kind: str, days: BusinessDays | None, roll: Roll, catch_up: CatchUp
 ) -> None:
