@@ -457,6 +457,36 @@ def create_many(new_tasks: Sequence[NewTask]) -> None:
     _announce_all(new_tasks)
 
 
+def create_free(new_tasks: Sequence[NewTask]) -> set[uuid.UUID]:
+    """Insert those of these tasks whose keys are free, in one statement; return their ids.
+
+    The caller has read that the keys are free. Another transaction may have taken some since.
+    """
+    new_tasks = [encrypted_task(task) for task in new_tasks]
+    created = _insert_free(new_tasks) if new_tasks else set()
+    _announce_all([task for task in new_tasks if task.id in created])
+    return created
+
+
+@verb
+def _insert_free(batch: Sequence[NewTask]) -> set[uuid.UUID]:
+    try:
+        with atomic():
+            tasks().bulk_create([object_of(task) for task in batch])
+    except IntegrityError as error:
+        if not is_unique_violation(error):
+            raise
+        return {task.id for task in batch if _insert_unless_taken(task)}
+    return {task.id for task in batch}
+
+
+@_insert_free.on(POSTGRESQL)
+def _insert_free_in_one_statement(batch: Sequence[NewTask]) -> set[uuid.UUID]:
+    statement = f"{insert_statement('create_each')} ON CONFLICT DO NOTHING RETURNING id"
+    rows = read(statement, {"rows": recordset(task._asdict() for task in batch)})
+    return {task_id for (task_id,) in rows}
+
+
 def create_stream(
     parts: Iterator[Sequence[NewTask]], number: int, within: float
 ) -> Sequence[NewTask]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.audit import current_actor, masked_arguments
@@ -500,11 +500,25 @@ def same_call(call: Call, task: NewTask) -> uuid.UUID | None:
     first = tables.tasks().for_tenant(task.tenant_id).filter(**lookup).first()
     if first is None:
         return None
+    check_same_call(first, task, label)
+    return first.id
+
+
+def first_calls(tenant_id: int, keys: Collection[str]) -> dict[str, Task]:
+    """Return the tasks that the first calls with these idempotency keys created, by their keys."""
+    if not keys:
+        return {}
+    of_tenant = tables.tasks().for_tenant(tenant_id)
+    rows = tables.with_texts(of_tenant, "idempotency_key", keys)
+    return {str(row.idempotency_key): row for row in rows}
+
+
+def check_same_call(first: Task, task: NewTask, label: str) -> None:
+    """Raise IdempotencyConflict if the first call was of another task or had other arguments."""
     if first.name != task.name or not _same_arguments(first, task):
         raise IdempotencyConflict(
             f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
         )
-    return first.id
 
 
 def _same_arguments(first: Task, task: NewTask) -> bool:
@@ -836,17 +850,55 @@ def _tuples(rest: Iterator[Iterable[Any]]) -> list[tuple[Any, ...]]:
     return [tuple(args) for args in islice(rest, BULK)]
 
 
-def needs_own_insert(call: Call, task: NewTask) -> bool:
-    """Return whether this task cannot be inserted together with others: it has a key or waits for
-    other tasks.
+_COLUMNS_OF_KEYS = {
+    "idempotency_key": "idempotency_key",
+    "key": RequestKind.KEY.marker,
+    "unique_key": RequestKind.UNIQUE_KEY.marker,
+}
+
+
+def with_free_keys(tenant_id: int, new_tasks: Sequence[NewTask]) -> list[NewTask]:
+    """Return the tasks none of whose keys belongs to a task of the tenant, or to an earlier one of
+    these, in a constant number of statements.
     """
-    return task.has_key or call.options.depends_on is not None
+    taken = set[tuple[str, str]]()
+    for name, column in _COLUMNS_OF_KEYS.items():
+        wanted = {key for task in new_tasks if (key := getattr(task, name)) is not None}
+        if wanted:
+            taken |= {(name, key) for key in _taken(tenant_id, column, wanted)}
+    free = list[NewTask]()
+    for task in new_tasks:
+        keys = {(name, getattr(task, name)) for name in _COLUMNS_OF_KEYS}
+        keys = {(name, key) for name, key in keys if key is not None}
+        if taken.isdisjoint(keys):
+            free.append(task)
+        taken |= keys
+    return free
 
 
-def insert_many(new_tasks: Sequence[NewTask]) -> list[uuid.UUID]:
-    """Insert tasks without keys and dependencies in one statement per batch; return their ids."""
-    inserts.create_many(new_tasks)
-    return [task.id for task in new_tasks]
+def _taken(tenant_id: int, column: str, keys: Collection[str]) -> set[str]:
+    of_tenant = tables.tasks().for_tenant(tenant_id)
+    rows: QuerySet[Any] = tables.with_texts(of_tenant, column, keys)
+    found = set(rows.values_list(column, flat=True))
+    if tables.callers_transaction():  # see requests.next_owner
+        kinds = [
+            kind for kind in (RequestKind.KEY, RequestKind.UNIQUE_KEY) if kind.marker == column
+        ]
+        requested = requests.requests().filter(kind__in=kinds, tenant_id=tenant_id, key__in=keys)
+        found |= set(requested.values_list("key", flat=True))
+    return found
+
+
+def insert_many(new_tasks: Sequence[NewTask]) -> set[uuid.UUID]:
+    """Insert tasks without dependencies, in a constant number of statements; return the ids of
+    those that were inserted: not of tasks whose keys were taken since ``with_free_keys``.
+    """
+    keyed = [traced(task) for task in new_tasks if task.has_key]
+    plain = [task for task in new_tasks if not task.has_key]
+    inserts.create_many(plain)
+    # In the same order in every transaction, because each waits for others that insert its keys.
+    keyed.sort(key=lambda task: [getattr(task, name) or "" for name in _COLUMNS_OF_KEYS])
+    return {task.id for task in plain} | inserts.create_free(keyed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,51 @@ def test_a_thousand_tasks_cost_as_many_statements_as_ten(acme: ApiClient) -> Non
     assert Task.objects.for_tenant(acme.tenant).count() == 1_010
 
 
+@pytest.mark.parametrize("name", ["key", "idempotency_key"])
+def test_items_with_keys_cost_as_many_statements_as_one(acme: ApiClient, name: str) -> None:
+    def sent(first: int, number: int) -> tuple[list[int], int]:
+        numbers = range(first, first + number)
+        items = [call(n, **{name: f"{name}-{n}"}) for n in numbers]
+        with CaptureQueriesContext(connection) as queries:
+            answer = acme.post("/tasks/bulk", {"items": items}).json()
+        return [one["status"] for one in answer["data"]], len(queries)
+
+    few, many = sent(0, 5), sent(100, 50)
+    assert (few[0], many[0]) == ([201] * 5, [201] * 50)
+    assert many[1] <= few[1] + 50 * COLUMNS // (connection.features.max_query_params or 100_000)
+    if name == "idempotency_key":
+        few, many = sent(0, 5), sent(100, 50)
+        assert (few[0], many[0]) == ([200] * 5, [200] * 50)
+        assert many[1] == few[1]
+    assert Task.objects.for_tenant(acme.tenant).count() == 55
+
+
+def test_a_key_that_is_taken_after_it_was_read_is_that_of_the_other_task(
+    acme: ApiClient, monkeypatch: Any
+) -> None:
+    other = acme.post("/tasks", call(1, key="nightly")).json()["task_id"]
+    monkeypatch.setattr("django_durable_tasks.tasks.enqueue._taken", lambda *read: set())
+    items = [call(2, key="nightly"), call(3, key="weekly"), call(4)]
+    answer = acme.post("/tasks/bulk", {"items": items}).json()
+    assert [one["status"] for one in answer["data"]] == [200, 201, 201]
+    assert (answer["created"], answer["data"][0]["task_id"]) == (2, other)
+    assert Task.objects.get(pk=other).args == [2]
+
+
+def test_items_that_change_existing_tasks_are_limited(acme: ApiClient, monkeypatch: Any) -> None:
+    monkeypatch.setattr("django_durable_tasks.contrib.api.tasks._ALONE_MAX", 2)
+    items = [call(n, key=f"nightly-{n}") for n in range(4)]
+    assert acme.post("/tasks/bulk", {"items": items}).json()["created"] == 4
+    changed = [call(n + 10, key=f"nightly-{n}") for n in range(4)]
+    answer = acme.post("/tasks/bulk", {"items": [*changed, call(1)]}).json()
+    assert [one["status"] for one in answer["data"]] == [200, 200, 422, 422, 201]
+    (error,) = answer["data"][3]["problem"]["errors"]
+    assert (error["pointer"], error["code"]) == ("#/items/3/key", "too_many")
+    assert "another request" in error["detail"]
+    assert Task.objects.get(open_key="nightly-1").args == [11]
+    assert Task.objects.get(open_key="nightly-2").args == [2]
+
+
 def test_a_replayed_request_creates_nothing_again(acme: ApiClient) -> None:
     first, again = (
         acme.post("/tasks/bulk", {"items": [call(1), call(2)]}, Idempotency_Key="batch-1")
