@@ -96,9 +96,10 @@ def claim() -> dict[str, float]:
     from django_durable_tasks.limits import backpressure
     from django_durable_tasks.limits.backpressure import heads
     from django_durable_tasks.models import Task
+    from django_durable_tasks.states.demand import QueueDemand
     from django_durable_tasks.store.clock import database_now
     from django_durable_tasks.store.connections import dedicated_connection
-    from django_durable_tasks.tasks import claim as task_claim
+    from django_durable_tasks.tasks.claim import claim_of
 
     node, queue, took = uuid.uuid4(), queue_of(noop.name, None), list[float]()
     for _ in range(CLAIMS + 5):
@@ -107,7 +108,7 @@ def claim() -> dict[str, float]:
             began = time.perf_counter()
             heads()
             backpressure.snapshot()
-            found = task_claim.claim(queue, database_now(), BATCH, node)
+            found = claim_of([QueueDemand(queue, BATCH)], database_now(), BATCH, node).messages
             took.append(time.perf_counter() - began)
         if len(found) != BATCH:
             raise AssertionError(f"{len(found)} rows were claimed of {BATCH} due ones")

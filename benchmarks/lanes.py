@@ -71,16 +71,18 @@ def _publish(messages: Sequence[Any]) -> None:
 def _claimed(n: int) -> list[Any]:
     from benchmarks.project.tasks import noop
     from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.states.demand import QueueDemand
     from django_durable_tasks.store.clock import database_now
-    from django_durable_tasks.tasks.claim import claim
+    from django_durable_tasks.tasks.claim import claim_of
 
     noop.schedule_many([(number,) for number in range(n)])
-    return list(claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4()))
+    demands = [QueueDemand(queue_of(noop.name, None), n)]
+    return list(claim_of(demands, database_now(), n, uuid.uuid4()).messages)
 
 
 def _each_by_recordset(task: Any) -> bool:
     from django_durable_tasks.states import inserts
-    from django_durable_tasks.store.statements import recordset
+    from django_durable_tasks.store.dialects import recordset
     from django_durable_tasks.store.tables import count
 
     task = inserts.encrypted_task(task)

@@ -53,15 +53,18 @@ def _by_message(clock: Clock, queue: str, node: uuid.UUID) -> list[uuid.UUID]:
     """Claim, start and end the due tasks of the queue one by one; return their ids."""
     from django_durable_tasks.limits import backpressure
     from django_durable_tasks.limits.backpressure import heads
+    from django_durable_tasks.states.demand import QueueDemand
     from django_durable_tasks.states.runs import start, succeed
     from django_durable_tasks.store.clock import database_now
     from django_durable_tasks.task_values import Run, RunLocation
-    from django_durable_tasks.tasks.claim import claim
+    from django_durable_tasks.tasks.claim import claim_of
 
     place = RunLocation(node=node, worker="", lease=_LEASE)
     clock.time("heads", heads)
     backpressure.snapshot()
-    found = clock.time("claim", lambda: claim(queue, database_now(), BATCH, node))
+    found = clock.time(
+        "claim", lambda: claim_of([QueueDemand(queue, BATCH)], database_now(), BATCH, node)
+    ).messages
     runs = []
     for message in found:
         begin = partial(start, message.task_id, message.epoch, uuid.uuid4(), place)

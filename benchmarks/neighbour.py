@@ -49,8 +49,8 @@ def measure(n: int, loud: str, number: int) -> dict[str, float]:
 
     from benchmarks.project.tasks import lasting, noop
     from django_durable_tasks.contrib.api import bulk_operations
+    from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
     from django_durable_tasks.contrib.api.models import BulkKind
-    from django_durable_tasks.contrib.api.values import TaskFilter
     from django_durable_tasks.models import Tenant
 
     other, quiet = (Tenant.objects.create(slug=f"{name}-{time.time_ns()}") for name in "ab")

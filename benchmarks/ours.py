@@ -94,8 +94,7 @@ def later(n: int, rate: int, ahead: float, task: str = "stamp") -> float:
     then be caused by this process.
     """
     from benchmarks.project import tasks
-    from django_durable_tasks.tasks.enqueue import insert_many
-    from django_durable_tasks.tasks.new_task import Call, new_task
+    from django_durable_tasks.tasks.enqueue import Call, insert_many, new_task
     from django_durable_tasks.tasks.options import CallOptions, call_options
 
     began, moments = time.perf_counter(), instants(n, rate, ahead)

@@ -72,12 +72,14 @@ def _run(n: int) -> Callable[[], None]:
     from benchmarks.project.tasks import noop
     from django_durable_tasks.celery.prepared_messages import _BODY, _headers
     from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.states.demand import QueueDemand
     from django_durable_tasks.store.clock import database_now
     from django_durable_tasks.store.connections import dedicated_connection
-    from django_durable_tasks.tasks import claim
+    from django_durable_tasks.tasks.claim import claim_of
 
     noop.schedule_many([(number,) for number in range(n)])
-    messages = claim.claim(queue_of(noop.name, None), database_now(), n, uuid.uuid4())
+    demands = [QueueDemand(queue_of(noop.name, None), n)]
+    messages = claim_of(demands, database_now(), n, uuid.uuid4()).messages
     hostname = f"profile@{platform.node()}"
     # The child process must not use its parent's connections: Celery would close their sockets.
     connections.close_all()

@@ -28,9 +28,8 @@ class DurableTasksConfig(AppConfig):
             checks,
             internal_tasks,  # noqa: F401 - registers its tasks in every process, as the one below
         )
-        from django_durable_tasks.celery import (  # noqa: F401
-            batch_runs,
-            call_guard,
+        from django_durable_tasks.celery import (
+            calls,
             filesystem,
             signal_handlers,
             worker_node,
@@ -41,7 +40,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.tasks import key_rotation, retention  # noqa: F401 - operations
 
         filesystem.register()
-        call_guard.install()
+        calls.install()
         _bind_ports()
         signal_handlers.connect()
         worker_node.connect()

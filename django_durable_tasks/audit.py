@@ -32,11 +32,10 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.audit import AuditEntryQuerySet
-from django_durable_tasks.models.encrypted_json import undecrypted
+from django_durable_tasks.models.fields import undecrypted
 from django_durable_tasks.states.guarded_update import observing
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import recordset, sql
+from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
 
 # Audit entries as values: the sources of a write, the changed fields, and their bounded size.
 

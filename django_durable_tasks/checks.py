@@ -39,7 +39,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import ExactCharField, exact_collation
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.store.connections import on_sqlite
-from django_durable_tasks.store.statements import text
+from django_durable_tasks.store.dialects import text
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK
 from django_durable_tasks.tasks.options import TaskOptions, checked_defaults, task_options
@@ -299,8 +299,8 @@ _FINDINGS = (
     ),
     ProjectFinding(
         "W021",
-        "{setting} has {kind!r}: anyone who can write to the broker could run code in the workers."
-        " Durable tasks do not use it: their messages are JSON.",
+        "{found}: anyone who can write to the broker could run code in the workers. Durable tasks"
+        " do not use it: their messages are JSON.",
         "Write CELERY_ACCEPT_CONTENT = ['json'], CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER"
         " = 'json' as soon as no other task needs it.",
     ),
@@ -579,10 +579,14 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
         longest = max([settings.LEASE, *leases])
         if wiring.visibility_timeout < longest:
             yield FINDINGS["W001"](visible=wiring.visibility_timeout, lease=longest)
-    for setting, kinds in wiring.serializers.items():
-        for kind in kinds:
-            if kind in UNSAFE:
-                yield FINDINGS["W021"](setting=setting, kind=kind)
+    unsafe = [
+        f"{setting} has {kind!r}"
+        for setting, kinds in wiring.serializers.items()
+        for kind in kinds
+        if kind in UNSAFE
+    ]
+    if unsafe:
+        yield FINDINGS["W021"](found=", ".join(unsafe))
     if not wiring.accepted & {"json", "application/json"}:
         yield FINDINGS["E009"](accepted=", ".join(sorted(wiring.accepted)))
     if wiring.eager:
@@ -642,7 +646,7 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> Iterator
     settings = valid_settings()
     if settings is None or settings.DATABASE not in (databases or ()):
         return
-    connection = connections[settings.DATABASE]
+    connection: Any = connections[settings.DATABASE]
     try:
         version = tuple(connection.get_database_version())
     except NotSupportedError as too_old:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import context, plain_messages
+from django_durable_tasks.celery import live_runs, plain_messages
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.task_names import (
@@ -34,13 +34,13 @@ def end_of_workflow(**results: Any) -> dict[str, Any]:
 @durable_task(name=MAP)
 def call_for_each(task: str, it: Sequence[Any]) -> list[Any]:
     """Call the durable task with each item as its only argument; return the list of results."""
-    return context.called_for_each(task, it, spread=False)
+    return live_runs.called_for_each(task, it, spread=False)
 
 
 @durable_task(name=STARMAP)
 def call_with_each(task: str, it: Sequence[Sequence[Any]]) -> list[Any]:
     """Call the durable task with each item as its list of arguments; return the list of results."""
-    return context.called_for_each(task, it, spread=True)
+    return live_runs.called_for_each(task, it, spread=True)
 
 
 # ``django_durable_tasks.plain_celery_task`` sends a Celery task that is not durable. Schedules

@@ -1,8 +1,11 @@
-"""Reads the messages that were published to the broker of this run."""
+"""Claims and publishes due tasks, and reads the messages that were published to the broker of this
+run.
+"""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +13,9 @@ from celery import current_app
 
 from django_durable_tasks.celery import publisher
 from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, Envelope, parse
+from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.tasks.claim import claim_of
 
 
 def take_messages(queue: str) -> list[Any]:
@@ -35,6 +40,18 @@ def take_task_messages(queue: str) -> list[Envelope]:
         assert envelope is not None, f"a foreign message: {message.headers}"
         found.append(envelope)
     return found
+
+
+def claim_due(
+    queue: str,
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    shards: Collection[int] | None = None,
+    least: int = 0,
+) -> list[TaskMessage]:
+    """Claim at most ``limit`` due tasks of a queue as dispatch does; return their messages."""
+    return claim_of([QueueDemand(queue, limit, least)], now, limit, node, shards).messages
 
 
 def dispatch(queue: str, now: datetime, limit: int, node: uuid.UUID) -> int:

@@ -1,4 +1,4 @@
-"""The admin site of the package: one module per page, one call of ``operations`` per action."""
+"""The admin site of the package. A project may derive its own pages from these."""
 
 from django_durable_tasks.admin.audit_entries import AuditEntryAdmin
 from django_durable_tasks.admin.calendars import CalendarAdmin
@@ -8,12 +8,9 @@ from django_durable_tasks.admin.cluster import (
     QueueControlAdmin,
     SchedulerLeaseAdmin,
 )
-from django_durable_tasks.admin.dead_letters import DeadLetterAdmin
-from django_durable_tasks.admin.dependencies import TaskDependencyAdmin
-from django_durable_tasks.admin.execution_log import TaskExecutionLogAdmin
-from django_durable_tasks.admin.ledger import OccurrenceRecordAdmin
-from django_durable_tasks.admin.recurring_tasks import RecurringTaskAdmin
-from django_durable_tasks.admin.tasks import TaskAdmin
+from django_durable_tasks.admin.graphs import TaskDependencyAdmin
+from django_durable_tasks.admin.recurring_tasks import OccurrenceRecordAdmin, RecurringTaskAdmin
+from django_durable_tasks.admin.tasks import DeadLetterAdmin, TaskAdmin, TaskExecutionLogAdmin
 from django_durable_tasks.admin.tenants import TenantAdmin
 from django_durable_tasks.admin.workflow_runs import WorkflowRunAdmin
 

@@ -239,15 +239,14 @@ def run(
             form, chosen = reason_form(request.POST), _Chosen.signed(shown)
             if not form.is_valid():
                 return _ask(model_admin, request, chosen, operation, form, signed)
-            left = _still_fitting(model_admin, request, chosen, operation)
+            fitting = model_admin.get_queryset(request).filter(
+                operation.applies_to or Q(), pk__in=chosen.keys
+            )
+            if operation.only_if_chosen is not None:
+                fitting = fitting.exclude(operation.only_if_chosen & ~Q(pk__in=chosen.explicit))
+            keys = [str(key) for key in fitting.values_list("pk", flat=True)]
+            left = replace(chosen, keys=keys, gone=len(chosen.keys) - len(keys))
             return _act(model_admin, request, left, operation, form.reason)
-    chosen = _chosen(request, rows, operation)
-    if operation.confirm:
-        return _ask(model_admin, request, chosen, operation, reason_form(), signed)
-    return _act(model_admin, request, chosen, operation, "")
-
-
-def _chosen(request: HttpRequest, rows: QuerySet[Any], operation: Operation) -> _Chosen:
     applies_to, only_if_chosen = operation.applies_to or Q(), operation.only_if_chosen
     # Whether the whole list was selected.
     across = bool(forms.BooleanField().to_python(request.POST.get("select_across", "0")))
@@ -255,24 +254,18 @@ def _chosen(request: HttpRequest, rows: QuerySet[Any], operation: Operation) -> 
     if across and only_if_chosen is not None:
         left_out = BoundedCount.of(rows.filter(only_if_chosen), AT_MOST)
         rows = rows.exclude(only_if_chosen)
-    keys = [str(key) for key in rows.filter(applies_to).values_list("pk", flat=True)[: AT_MOST + 1]]
+    matching = [
+        str(key) for key in rows.filter(applies_to).values_list("pk", flat=True)[: AT_MOST + 1]
+    ]
     if not across and only_if_chosen is not None:
-        chosen = rows.filter(only_if_chosen, pk__in=keys[:AT_MOST]).order_by()
-        explicit = [str(key) for key in chosen.values_list("pk", flat=True)]
+        one_by_one = rows.filter(only_if_chosen, pk__in=matching[:AT_MOST]).order_by()
+        explicit = [str(key) for key in one_by_one.values_list("pk", flat=True)]
     others = rows.exclude(applies_to) if applies_to else rows.none()
     alone = BoundedCount.of(others, AT_MOST)
-    return _Chosen(keys[:AT_MOST], explicit, alone, left_out, len(keys) > AT_MOST)
-
-
-def _still_fitting(
-    model_admin: Any, request: HttpRequest, shown: _Chosen, operation: Operation
-) -> _Chosen:
-    """Return those of the shown rows whose status still allows the operation."""
-    rows = model_admin.get_queryset(request).filter(operation.applies_to or Q(), pk__in=shown.keys)
-    if operation.only_if_chosen is not None:
-        rows = rows.exclude(operation.only_if_chosen & ~Q(pk__in=shown.explicit))
-    keys = [str(key) for key in rows.values_list("pk", flat=True)]
-    return replace(shown, keys=keys, gone=len(shown.keys) - len(keys))
+    chosen = _Chosen(matching[:AT_MOST], explicit, alone, left_out, len(matching) > AT_MOST)
+    if operation.confirm:
+        return _ask(model_admin, request, chosen, operation, reason_form(), signed)
+    return _act(model_admin, request, chosen, operation, "")
 
 
 def _ask(

@@ -19,17 +19,13 @@ from django.utils.dates import MONTHS, WEEKDAYS, WEEKDAYS_ABBR
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_durable_tasks.admin import actions, display, filters, staff_tenants
+from django_durable_tasks.admin import actions, display, filters
 from django_durable_tasks.admin.actions import reason_field
 from django_durable_tasks.admin.fields import NamedRowForm
 from django_durable_tasks.admin.readonly import OwnFormAdmin, section
 from django_durable_tasks.choices import DayKind, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar
-from django_durable_tasks.models import (
-    Calendar,
-    RecurringTask,
-    Tenant,
-)
+from django_durable_tasks.models import Calendar, RecurringTask, Tenant
 from django_durable_tasks.schedules import calendars
 from django_durable_tasks.schedules.business_days import (
     MOST_CHARACTERS,
@@ -396,7 +392,7 @@ class CalendarAdmin(OwnFormAdmin):
             # The imported dates are not saved yet.
             data = request.POST.copy()
             data["days"], data["origin"] = written(taken.days), form.source()
-            form = CalendarForm(data, row=form.row, tenants=staff_tenants.offered(request))
+            form = CalendarForm(data, row=form.row, tenants=filters.offered(request))
             form.is_valid()
             added, changed = taken.added[:_DATES_SHOWN], taken.changed[:_DATES_SHOWN]
             context = {"form": form, "taken": taken, "added": added, "changed": changed}

@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 
 from django_durable_tasks.admin.display import instant
-from django_durable_tasks.admin.staff_tenants import is_default_only
+from django_durable_tasks.admin.filters import is_default_only
 from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant

@@ -1,6 +1,4 @@
-"""The filters and searches of the lists. The choices of a filter cost at most one bounded
-statement.
-"""
+"""The filters and searches of the lists, and the tenants that a staff user sees."""
 
 from __future__ import annotations
 
@@ -16,13 +14,48 @@ from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf, registry
-from django_durable_tasks.admin import staff_tenants
+from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.cluster.status import LATE
-from django_durable_tasks.models import AuditEntry, Task, Tenant, WorkflowRun
+from django_durable_tasks.models import DEFAULT_TENANT_ID, AuditEntry, Task, Tenant, WorkflowRun
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.schedules.misfires import ENDED, MAX_RUNS, QUARANTINED
 from django_durable_tasks.store.clock import database_now
+
+# The tenants that a staff user sees in the admin.
+
+
+_FOUND = "_durable_tenants"
+
+
+def tenants_of(request: HttpRequest) -> frozenset[int] | None:
+    """Return the ids of the user's tenants, which are read once for a request; None for all."""
+    if not hasattr(request, _FOUND):
+        limit = ports.tenants_of
+        setattr(request, _FOUND, None if limit is None else limit(request.user))
+    ids: frozenset[int] | None = getattr(request, _FOUND)
+    return ids
+
+
+def is_limited(request: HttpRequest) -> bool:
+    """Return whether the user sees only some tenants."""
+    return tenants_of(request) is not None
+
+
+def visible(request: HttpRequest, rows: QuerySet[Any], path: str = "tenant") -> QuerySet[Any]:
+    """Return the rows of the user's tenants. ``path`` is the lookup of the tenant."""
+    ids = tenants_of(request)
+    return rows if ids is None else rows.filter(**{f"{path}__in": sorted(ids)})
+
+
+def offered(request: HttpRequest) -> QuerySet[Tenant]:
+    """Return the tenants that a form offers, by slug."""
+    return visible(request, Tenant.objects.using(conf.settings().DATABASE), "pk").order_by("slug")
+
+
+def is_default_only(tenants: QuerySet[Tenant]) -> bool:
+    """Return whether a form needs no field for the tenant."""
+    return [tenant.pk for tenant in tenants[:2]] == [DEFAULT_TENANT_ID]
+
 
 # The filters and searches of the lists. The choices of a filter cost at most one bounded
 # statement. Lists whose filters have no index bound them by ``readonly``.
@@ -153,7 +186,7 @@ class _RecentValues(ValueFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         rows = self.model._default_manager.using(conf.settings().DATABASE)
-        newest = staff_tenants.visible(request, rows).order_by("-pk")
+        newest = visible(request, rows).order_by("-pk")
         values = set(newest.values_list(self.field, flat=True)[:LOOKED_AT])
         chosen = self.used_parameters.get(self.parameter_name or "")
         offered = sorted(values - {""})[:SHOWN]
@@ -204,7 +237,7 @@ class TenantFilter(ValueFilter):
     path = "tenant"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        tenants = staff_tenants.offered(request)[: SHOWN + 1]
+        tenants = offered(request)[: SHOWN + 1]
         return [(str(tenant.pk), str(tenant)) for tenant in tenants]
 
     def has_output(self) -> bool:

@@ -20,7 +20,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import actions, display, filters, staff_tenants
+from django_durable_tasks.admin import actions, display, filters
 from django_durable_tasks.admin.fields import NamedRowForm, SplitInstantField, refuse
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
@@ -228,7 +228,7 @@ class DurableModelAdmin(_ModelAdmin):
         rows = super().get_queryset(request).using(conf.settings().DATABASE)
         rows = rows.annotate(seen_at=DatabaseNow())
         if self.tenant_path is not None:
-            rows = staff_tenants.visible(request, rows, self.tenant_path)
+            rows = filters.visible(request, rows, self.tenant_path)
         match = request.resolver_match
         if match is not None and str(match.url_name).endswith("_changelist"):
             return rows.defer(*self.unlisted) if self.unlisted else rows
@@ -314,7 +314,7 @@ class DurableModelAdmin(_ModelAdmin):
 
     def _is_hidden(self, request: HttpRequest) -> bool:
         """Return whether all tenants share the table and the user sees only some of them."""
-        return self.tenant_path is None and staff_tenants.is_limited(request)
+        return self.tenant_path is None and filters.is_limited(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_view_permission(request, obj) and not self._is_hidden(request)
@@ -331,7 +331,7 @@ class DurableModelAdmin(_ModelAdmin):
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
         """Offer the tenants of the user."""
         if db_field.related_model is Tenant:
-            options["queryset"] = staff_tenants.offered(request)
+            options["queryset"] = filters.offered(request)
         return super().formfield_for_foreignkey(db_field, request, **options)
 
     def get_changelist(self, request: HttpRequest, **more: Any) -> type[ChangeList]:
@@ -412,7 +412,7 @@ class OwnFormAdmin(DurableModelAdmin):
         """Show the form of a row or of a new one, show what it would do, and save it."""
         row = self.row_to_edit(request, object_id)
         posted = (request.POST, request.FILES) if request.method == "POST" else ()
-        form = self.edit_form(request, *posted, row=row, tenants=staff_tenants.offered(request))
+        form = self.edit_form(request, *posted, row=row, tenants=filters.offered(request))
         context: dict[str, Any] = {}
         if posted and form.is_valid() and not self.refuse_name_in_use(request, form):
             try:

@@ -19,13 +19,7 @@ from django_durable_tasks.admin.fields import InstantField, JsonField, NamedRowF
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import (
-    Calendar,
-    OccurrenceRecord,
-    RecurringTask,
-    Task,
-    Tenant,
-)
+from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.explain import FireTime
@@ -180,7 +174,13 @@ class RecurringForm(_OptionFields, NamedRowForm):  # type: ignore[misc,valid-typ
         super().__init__(data, files, tenants=tenants, row=row, initial=initial, without=without)
         self._choose("task", task_names(row))
         self._choose("timezone", sorted(zone_names() | ({row.time_zone} if row else set())))
-        self._choose("calendar", _calendar_names(row, tenants))
+        calendars = Calendar.objects.using(conf.settings().DATABASE).order_by("name")
+        if row is not None:
+            calendars = calendars.filter(tenant=row.tenant_id)
+        else:
+            calendars = calendars.filter(tenant__in=tenants.order_by().values("pk"))
+        offered = calendars.values_list("name", flat=True).distinct()[:_OFFERED]
+        self._choose("calendar", sorted({*offered, *(row.calendars if row else ())}))
         chosen = str(self.data.get("timezone") or "")
         in_zone(self, chosen if chosen in zone_names() else row.time_zone if row else None)
 
@@ -264,16 +264,6 @@ def task_names(row: RecurringTask | None) -> list[str]:
     return sorted(names | ({row.task} if row else set()))
 
 
-def _calendar_names(row: RecurringTask | None, tenants: QuerySet[Tenant]) -> list[str]:
-    calendars = Calendar.objects.using(conf.settings().DATABASE).order_by("name")
-    if row is not None:
-        calendars = calendars.filter(tenant=row.tenant_id)
-    else:
-        calendars = calendars.filter(tenant__in=tenants.order_by().values("pk"))
-    offered = calendars.values_list("name", flat=True).distinct()[:_OFFERED]
-    return sorted({*offered, *(row.calendars if row else ())})
-
-
 # From a row ---------------------------------------------------------------------------------------
 
 
@@ -292,12 +282,8 @@ def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
         for name in ("start_time", "end_time")
         for moment in (getattr(row, name),)
     }
-    return initial | times | _when_of(row.timetable)
-
-
-def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Distribute the parts over the fields; parts without a simple field keep their stored form."""
-    plain = [part for part in parts if len(part) == 1]
+    # Distribute the parts over the fields. Parts without a simple field keep their stored form.
+    plain = [part for part in row.timetable if len(part) == 1]
     crons = [part["cron"] for part in plain if "cron" in part]
     first = {
         kind: next((part for part in plain if kind in part), None) for kind in ("interval", "rrule")
@@ -305,10 +291,10 @@ def _when_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
     shown = {kind: part[kind] for kind, part in first.items() if part is not None}
     rest = [
         part
-        for part in parts
+        for part in row.timetable
         if part not in first.values() and not (len(part) == 1 and "cron" in part)
     ]
-    return {"cron": "\n".join(crons), **shown, "parts": pretty(rest)}
+    return initial | times | {"cron": "\n".join(crons), **shown, "parts": pretty(rest)}
 
 
 # Rows of the table of fires: local time, UTC, remarks and tasks.

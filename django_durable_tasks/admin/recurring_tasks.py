@@ -1,4 +1,4 @@
-"""The admin of schedules: list, page, outcomes and operations."""
+"""The admin of schedules and of the ledger: list, page, outcomes and operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from django_durable_tasks.admin import display, filters, recurring_form
 from django_durable_tasks.admin.actions import OperationPage, action_of
 from django_durable_tasks.admin.fields import InstantField, in_zone
 from django_durable_tasks.admin.filters import ScheduleConditionFilter, SourceFilter
-from django_durable_tasks.admin.readonly import OwnFormAdmin, section
+from django_durable_tasks.admin.readonly import OwnFormAdmin, ReadOnlyAdmin, section
 from django_durable_tasks.admin.recurring_form import RecurringForm
 from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
 from django_durable_tasks.cluster.status import LATE
@@ -262,21 +262,6 @@ def _paused(row: RecurringTask) -> Sentence:
     return Sentence(Level.WAIT, f"It is paused{since}{by}{why}. {until}")
 
 
-def _overrides(row: RecurringTask, now: datetime) -> list[dict[str, Any]]:
-    return [
-        {
-            "override": override,
-            "at": recurring_form.local_of(override.fire_time, row.time_zone),
-            "open": override.fire_time > now,
-            "to": recurring_form.local_of(override.move_to, row.time_zone)
-            if override.move_to
-            else "",
-            "fire_time": override.fire_time.isoformat(),
-        }
-        for override in overrides_of(row)[::-1][: _OVERRIDES + 1]
-    ]
-
-
 # The ledger ---------------------------------------------------------------------------------------
 
 
@@ -513,7 +498,19 @@ class RecurringTaskAdmin(OwnFormAdmin):
         now = database_now()
         form = WhyForm(request.GET if "at" in request.GET else None)
         in_zone(form, row.time_zone)
-        (planned, problem), overrides = _planned(row, now), _overrides(row, now)
+        planned, problem = _planned(row, now)
+        overrides = [
+            {
+                "override": override,
+                "at": recurring_form.local_of(override.fire_time, row.time_zone),
+                "open": override.fire_time > now,
+                "to": recurring_form.local_of(override.move_to, row.time_zone)
+                if override.move_to
+                else "",
+                "fire_time": override.fire_time.isoformat(),
+            }
+            for override in overrides_of(row)[::-1][: _OVERRIDES + 1]
+        ]
         # The removal of an override is offered beside each override.
         fits: dict[Operation, bool] = {
             operation: operation.fits(row.status) and operation is not lifecycle.withdraw_override
@@ -568,3 +565,141 @@ class RecurringTaskAdmin(OwnFormAdmin):
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("django_durable_tasks.change_recurringtask"))
+
+
+# The admin of the ledger: the outcome of each fire time, its reason and its task.
+
+
+OF_ONE = 1_000
+"""The number of entries of one schedule per page."""
+
+
+class OutcomeFilter(filters.AmongNewestFilter):
+    """Filter by outcome; without a schedule among the newest entries."""
+
+    title = _("outcome")
+    parameter_name = "outcome"
+    of_one = ("schedule",)
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [
+            ("unrun", _("missed or skipped")),
+            *((outcome.value, outcome.value) for outcome in FireOutcome),
+        ]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the entries with this outcome."""
+        return rows.filter(outcome__in=[*MISSED, *SKIPPED] if value == "unrun" else [value])
+
+
+class ScheduleFilter(filters.ValueFilter):
+    """Filter by recurring task, its newest OF_ONE entries at a time. It is reached by links,
+    because there may be a million schedules.
+
+    The value is a schedule's id, optionally with a comma and the fire time from which older entries
+    are shown.
+    """
+
+    title = _("schedule")
+    parameter_name = "schedule"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        self.chosen = _chosen(request, str(self.used_parameters.get("schedule", "")))
+        self.keys = list[int]()
+        if self.chosen is None:
+            return []
+        row, until = self.chosen
+        ledger = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
+        entries = recurring_form.newest_entries(ledger.only("fire_time"), OF_ONE, until)
+        self.keys = [entry.pk for entry in entries]
+        # The next page begins at the oldest entry of this one.
+        oldest = entries[-1].fire_time if len(entries) == OF_ONE else None
+        older = [
+            (f"{row.pk},{one.isoformat()}", f"{row.name}, {display.instant(one)}")
+            for one in (until, oldest)
+            if one
+        ]
+        return [(str(row.pk), row.name), *older]
+
+    def has_output(self) -> bool:
+        """Show the filter if a schedule is selected: its name is a choice, and "All" removes it."""
+        return self.value() is not None
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the entries that were found by the indexes of fire times."""
+        return rows.filter(pk__in=self.keys)
+
+
+def _chosen(request: HttpRequest, value: str) -> tuple[RecurringTask, datetime | None] | None:
+    name, comma, until = value.partition(",")
+    try:
+        key, moment = uuid.UUID(name), datetime.fromisoformat(until) if comma else None
+    except ValueError:
+        return None
+    if moment is not None and moment.tzinfo is None:
+        return None
+    schedules = filters.visible(request, RecurringTask.objects.using(conf.settings().DATABASE))
+    row = schedules.only("name").filter(pk=key).first()
+    return None if row is None else (row, moment)
+
+
+@admin.display(description=_("fire time"))
+def _at(entry: OccurrenceRecord) -> SafeString | str:
+    """Show the fire time, or the first and the last of a range."""
+    last = f"to {display.instant(entry.last_fire_time)}" if entry.last_fire_time else ""
+    return display.beneath(display.instant(entry.fire_time), last)
+
+
+@admin.display(description=_("schedule"))
+def _schedule(entry: Any) -> SafeString | str:
+    """Link the schedule; a deleted one is shown by its id."""
+    if not entry.schedule_name:
+        return display.short(entry.recurring_task_id)
+    return display.row_link("recurringtask", entry.recurring_task_id, entry.schedule_name)
+
+
+_OUTCOME = display.column(
+    _("outcome"), lambda entry: display.badge(entry.outcome, entry.outcome), "state"
+)
+_COUNT = display.column(_("how many"), recurring_form.count_of)
+_TASK = display.column(_("task"), lambda entry: recurring_form.task_link(entry, entry.task_status))
+
+
+@admin.register(OccurrenceRecord)
+class OccurrenceRecordAdmin(ReadOnlyAdmin):
+    """The ledger."""
+
+    labels: ClassVar = {"created_at": _("recorded at")}
+    list_display = (_at, *(_schedule, _OUTCOME, _COUNT, _TASK, "reason", "term", "created_at"))
+    list_filter = (OutcomeFilter, ScheduleFilter, filters.TenantFilter)
+    sortable_by = ()
+    reads_with_page = ("tenant",)
+    fieldsets = (
+        section(
+            None,
+            _schedule,
+            (_OUTCOME, _COUNT),
+            ("fire_time", "last_fire_time"),
+            ("effective_at", "created_at"),
+            _TASK,
+            "reason",
+            ("term", "request_id"),
+            "tenant",
+        ),
+    )
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        """Order the entries of one schedule by fire time, those of all by creation."""
+        return ("-fire_time", "-id") if "schedule" in request.GET else ("-id",)
+
+    def attach(self, rows: list[Any]) -> None:
+        """Read names of schedules and statuses of tasks, if they still exist."""
+        database = conf.settings().DATABASE
+        schedules = RecurringTask.objects.using(database).filter(
+            pk__in={entry.recurring_task_id for entry in rows}
+        )
+        names = dict(schedules.values_list("pk", "name"))
+        statuses = recurring_form.statuses_of_tasks(rows)
+        for entry in rows:
+            entry.schedule_name = names.get(entry.recurring_task_id, "")
+            entry.task_status = statuses.get(entry.task_id)

@@ -1,6 +1,4 @@
-"""The admin of tasks: their lists, their pages, their actions, and replays with edited
-arguments.
-"""
+"""The admin of tasks, of their attempts and of dead letters; replays with edited arguments."""
 
 from __future__ import annotations
 
@@ -10,37 +8,138 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.admin import (
-    actions,
-    dependencies_cell,
-    display,
-    filters,
-    graphs,
-    overview,
-)
+from django_durable_tasks import conf
+from django_durable_tasks.admin import actions, dependencies_cell, display, filters, graphs
 from django_durable_tasks.admin.actions import action_of, form_fields, labelled, reason_field
 from django_durable_tasks.admin.audit_entries import history_of
+from django_durable_tasks.admin.cluster import overview_view
 from django_durable_tasks.admin.display import list_of
-from django_durable_tasks.admin.execution_log import AttemptsInline
 from django_durable_tasks.admin.fields import EditForm
 from django_durable_tasks.admin.graphs import TASK_OPERATIONS
-from django_durable_tasks.admin.readonly import NewestRowsAdmin, section
+from django_durable_tasks.admin.readonly import NewestRowsAdmin, ReadOnlyInline, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.workflows import operations as graph_operations
+
+# The admin of attempts: where each ran, its result and its traceback; also as an inline of a
+# task's page.
+
+
+ON_A_PAGE = 50
+
+
+@admin.display(description=_("task"))
+def _task_and_error(row: TaskExecutionLog) -> SafeString | str:
+    """Link the task by its name, and show the error."""
+    task = display.row_link("task", row.task_id, row.task.name)
+    return display.beneath(task, display.first_line(row.error_message))
+
+
+_ATTEMPT_STATE = display.column(
+    _("status"), lambda row: display.badge(row.status, row.status), "state"
+)
+_ATTEMPT_TOOK = display.column(_("duration"), lambda row: display.duration(row.duration), "took")
+_TRACE = display.column(
+    _("traceback"), lambda row: display.folded(_("traceback"), display.clean(row.traceback))
+)
+# The id of the Celery message, with the result that django-celery-results stored for it.
+_MESSAGE = display.column(_("Celery id"), lambda row: display.stored_result(row.celery_id))
+_NODE = display.column(_("node"), lambda row: display.row_link("node", row.node))
+_STARTED, _ERROR = (
+    display.column_of(TaskExecutionLog._meta.get_field(name))
+    for name in ("started_at", "error_message")
+)
+
+
+class AttemptsInline(ReadOnlyInline):
+    """The last attempts of a task, the newest first."""
+
+    model = TaskExecutionLog
+    template = "admin/django_durable_tasks/attempts.html"
+    verbose_name_plural = _("attempts")
+    fields = readonly_fields = (
+        *(
+            "attempt_number",
+            _ATTEMPT_STATE,
+            _STARTED,
+            _ATTEMPT_TOOK,
+            "worker",
+            _ERROR,
+            _TRACE,
+            _MESSAGE,
+        ),
+    )
+    ordering = ("-id",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = super().get_queryset(request).using(conf.settings().DATABASE)
+        newest = TaskExecutionLog.objects.filter(task=OuterRef("task")).order_by("-id").values("id")
+        return rows.filter(id__gte=Coalesce(Subquery(newest[ON_A_PAGE - 1 : ON_A_PAGE]), 0))
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("django_durable_tasks.view_taskexecutionlog"))
+
+
+@admin.register(TaskExecutionLog)
+class TaskExecutionLogAdmin(NewestRowsAdmin):
+    """Attempts of all tasks."""
+
+    list_display = (
+        *(
+            "id",
+            _task_and_error,
+            "attempt_number",
+            _ATTEMPT_STATE,
+            "started_at",
+            "completed_at",
+            _ATTEMPT_TOOK,
+            "worker",
+        ),
+    )
+    list_filter = (
+        "status",
+        filters.QueueOfTaskFilter,
+        filters.NameOfTaskFilter,
+        filters.TenantFilter,
+    )
+    without_index = frozenset({"status__exact", "queue", "name", "tenant"})
+    lookups_allowed = frozenset({"status__exact", "task__id__exact"})
+    sortable_by = ()
+    search_fields = ("task__name",)
+    search_help_text = _(
+        "The complete id of a task, a complete Celery id, or a part of a task's name."
+    )
+    fieldsets = (
+        section(
+            None,
+            "task",
+            ("attempt_number", _ATTEMPT_STATE),
+            ("started_at", "completed_at"),
+            _ATTEMPT_TOOK,
+        ),
+        section(_("Error"), "error_message", _TRACE),
+        section(_("Where"), "worker", _NODE, "run_id", _MESSAGE, "tenant"),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = super().get_queryset(request).select_related("task", "tenant")
+        fields = {field.name for field in self.opts.concrete_fields} - {"traceback"}
+        return rows.only(*fields, "task__name", "tenant__name", "tenant__slug")
+
 
 # The page that edits the arguments of an ended task before it is replayed.
 
@@ -142,41 +241,6 @@ def took(task: Any) -> str:
     if task.started_at is None or not (task.completed_at or task.status == Status.RUNNING):
         return display.NOTHING
     return display.duration(((task.completed_at or task.seen_at) - task.started_at).total_seconds())
-
-
-def _is_skipped_by_an_ended_task(task: Any) -> bool:
-    """Return whether the task was skipped because of an ended one, which has to be replayed
-    first.
-    """
-    if task.status != Status.SKIPPED or task.cause is None:
-        return False
-    causes = Task.objects.using(task._state.db).filter(pk=task.cause, status__in=REPLAYABLE)
-    return bool(causes.exists())
-
-
-def _buttons(model_admin: Any, request: HttpRequest, task: Any) -> list[dict[str, str]]:
-    permitted = model_admin.get_actions(request)
-    ended = task.status in REPLAYABLE
-    fits: dict[Operation, bool] = {
-        operator_actions.retry: task.status == Status.PENDING and task.failures > 0,
-        operator_actions.replay: ended and not _is_skipped_by_an_ended_task(task),
-        operator_actions.cancel: task.status in OPEN and task.cancel_requested_at is None,
-        operator_actions.force_complete: task.status != Status.SUCCESS,
-    }
-    buttons = [
-        {"action": one.name, "title": f"{one.title_for(1)}…"}
-        for one, fit in fits.items()
-        if fit and one.name in permitted
-    ]
-    if ended and may_edit_arguments(request):
-        edit = reverse("admin:django_durable_tasks_task_replay", args=[task.pk])
-        buttons.insert(1, {"url": edit, "title": f"{operator_actions.replay_edited.title}…"})
-    if task.status == Status.FAILED and request.user.has_perm(
-        "django_durable_tasks.view_deadletter"
-    ):
-        letters = list_of("deadletter", task__id__exact=task.pk, case="all")
-        buttons.append({"url": letters, "title": "Its dead letters"})
-    return buttons
 
 
 def _force_run(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
@@ -365,7 +429,7 @@ class TaskAdmin(NewestRowsAdmin):
     def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
         yield from super().pages()
         for route, view, name in (
-            ("overview/", overview.overview_view, "overview"),
+            ("overview/", overview_view, "overview"),
             ("graph/<str:name>/", graphs.chosen_view, "graph_chosen"),
             ("<uuid:object_id>/graph.<str:ending>", graphs.diagram_view, "task_graph"),
             ("<uuid:object_id>/replay/", replay_view, "task_replay"),
@@ -393,5 +457,146 @@ class TaskAdmin(NewestRowsAdmin):
             replace(sentence, text=display.clean(sentence.text)) for sentence in sentences(row)
         ]
         graph["sentences"] += explained
-        graph["buttons"] = [*_buttons(self, request, row), *graph["buttons"]]
+        permitted = self.get_actions(request)
+        ended = row.status in REPLAYABLE
+        # If an ended task is the cause of a skipped one, that one has to be replayed first.
+        causes = Task.objects.using(row._state.db).filter(pk=row.cause, status__in=REPLAYABLE)
+        waits = row.status == Status.SKIPPED and row.cause is not None and causes.exists()
+        fits: dict[Operation, bool] = {
+            operator_actions.retry: row.status == Status.PENDING and row.failures > 0,
+            operator_actions.replay: ended and not waits,
+            operator_actions.cancel: row.status in OPEN and row.cancel_requested_at is None,
+            operator_actions.force_complete: row.status != Status.SUCCESS,
+        }
+        buttons = [
+            {"action": one.name, "title": f"{one.title_for(1)}…"}
+            for one, fit in fits.items()
+            if fit and one.name in permitted
+        ]
+        if ended and may_edit_arguments(request):
+            edit = reverse("admin:django_durable_tasks_task_replay", args=[row.pk])
+            buttons.insert(1, {"url": edit, "title": f"{operator_actions.replay_edited.title}…"})
+        if row.status == Status.FAILED and request.user.has_perm(
+            "django_durable_tasks.view_deadletter"
+        ):
+            letters = list_of("deadletter", task__id__exact=row.pk, case="all")
+            buttons.append({"url": letters, "title": "Its dead letters"})
+        graph["buttons"] = [*buttons, *graph["buttons"]]
         return graph
+
+
+# The admin of dead letters: tasks that failed, why and after how many attempts, and how they were
+# closed.
+
+
+def _replay_edited(
+    model_admin: Any, request: HttpRequest, rows: QuerySet[Any]
+) -> HttpResponse | None:
+    """Redirect to the page on which the arguments of one task are edited."""
+    replayable = rows.filter(operator_actions.OPEN_LETTER, task__status__in=REPLAYABLE)
+    ids = list(replayable.values_list("task_id", flat=True)[:2])
+    if len(ids) == 1 and rows.count() == 1:
+        return HttpResponseRedirect(reverse("admin:django_durable_tasks_task_replay", args=ids))
+    message = "Select exactly one open dead letter to edit its arguments."
+    model_admin.message_user(request, message, messages.WARNING)
+    return None
+
+
+@admin.display(description=_("same error"))
+def _alike(letter: DeadLetter) -> SafeString:
+    """Link to all dead letters of the same error."""
+    letters = display.list_of("deadletter", fingerprint__exact=letter.fingerprint)
+    return display.link(letters, letter.fingerprint[:8])
+
+
+@admin.display(description=_("traceback"))
+def _last_trace(letter: DeadLetter) -> SafeString | str:
+    """Show the traceback of the last attempt."""
+    rows = TaskExecutionLog.objects.using(letter._state.db).filter(
+        task=letter.task_id, attempt_number__lte=letter.attempts
+    )
+    traces = rows.exclude(traceback="").order_by("-id").values_list("traceback", flat=True)
+    text = display.clean(traces.first() or "")
+    return display.folded(_("traceback of the last attempt"), text, is_open=True)
+
+
+_TASK = display.column(
+    _("task"),
+    lambda letter: display.beneath(letter.task.name, display.first_line(letter.error_message)),
+)
+_QUEUE = display.column(_("queue"), lambda letter: letter.task.queue)
+_CASE = display.column(
+    _("state"),
+    lambda letter: display.badge(letter.resolution or "open", letter.resolution or _("open")),
+)
+_CALL = display.column(
+    _("arguments"), lambda letter: display.arguments_block(letter.task.name, letter)
+)
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(NewestRowsAdmin):
+    """Dead letters; open ones first."""
+
+    named_by = ("task", "reason")
+    labels: ClassVar = {"created_at": _("failed at"), "resolved_at": _("closed at")}
+    list_display = ("id", _TASK, _QUEUE, "reason", "attempts", "created_at", _alike, _CASE)
+    list_filter = (
+        filters.OpenFilter,
+        filters.ReasonOfFailureFilter,
+        filters.QueueOfTaskFilter,
+        filters.NameOfTaskFilter,
+        filters.TenantFilter,
+    )
+    without_index = frozenset({"reason", "queue", "name", "tenant"})
+    lookups_allowed = frozenset({"fingerprint__exact", "task__id__exact"})
+    sortable_by = ()
+    search_fields = ("task__name",)
+    search_help_text = _(
+        "The complete id, key or idempotency key of a task, or a part of its name."
+    )
+    actions = (
+        action_of(operator_actions.replay_letters),
+        labelled(_replay_edited, operator_actions.replay_edited),
+        action_of(operator_actions.discard_letters),
+    )
+    fieldsets = (
+        section(None, "task", _QUEUE, ("reason", "attempts"), ("created_at", _alike), _CASE),
+        section(_("Last error"), "error_message", _last_trace),
+        section(_("Call"), _CALL),
+        section(_("Closed"), ("resolution", "resolved_at"), "resolved_by", "comment"),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = super().get_queryset(request).select_related("task")
+        return rows.defer("task__result", "task__options", "task__progress", "task__last_error")
+
+    def filters_without_index(self, request: HttpRequest) -> bool:
+        """Return whether the request has a filter that no index serves: among all dead letters, or
+        for closed ones. The open ones have an index, and are few.
+        """
+        closed = request.GET.get("case", "all") != "all"
+        return self.searches_all(request) and (closed or super().filters_without_index(request))
+
+    def searches_all(self, request: HttpRequest) -> bool:
+        """Return whether closed dead letters are shown too."""
+        return bool(request.GET.get("case"))
+
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        permitted = self.get_actions(request) if row.open_task else {}
+        offered: list[Any] = [one for one in self.actions if one.__name__ in permitted]
+        buttons = [
+            {"action": one.__name__, "title": f"{one.operation.title_for(1)}…"} for one in offered
+        ]
+        return {"buttons": buttons, "subtitle": self.line_of(row)}
+
+    def line_of(self, row: Any) -> str:
+        """Return the task with its error."""
+        error = display.first_line(row.error_message)
+        return f"{row.task.name} {display.short(row.task_id)}: {row.reason} {error}".strip()
+
+    def permits(self, request: HttpRequest, operation: Operation) -> bool:
+        """Return whether the user may edit arguments; the form shows them unmasked."""
+        if operation is operator_actions.replay_edited and not may_edit_arguments(request):
+            return False
+        return super().permits(request, operation)

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import display, staff_tenants
+from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.audit import recorded
@@ -46,7 +46,7 @@ class TenantAdmin(DurableModelAdmin):
         return [(None, {"fields": own})]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return super().has_add_permission(request) and not staff_tenants.is_limited(request)
+        return super().has_add_permission(request) and not filters.is_limited(request)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

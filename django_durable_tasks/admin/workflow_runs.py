@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -147,7 +146,19 @@ def _tasks(
         slice((page - 1) * TASKS, page * TASKS),
     )
     keys = these.values_list("pk", flat=True)
-    keys = _in_order(diagram, list(keys))[part] if diagram else list(keys[part])
+    if diagram is None:
+        keys = list(keys[part])
+    else:
+        # In topological order, siblings by their labels.
+        wanted = {str(key): key for key in keys}
+        above: dict[str, list[str]] = {
+            node.id: []
+            for node in sorted(diagram.nodes, key=lambda node: (natural(node.label), node.id))
+        }
+        for edge in diagram.edges:
+            above.setdefault(edge.target, []).append(edge.source)
+        ordered = [wanted[key] for layer in layers(above) for key in layer if key in wanted]
+        keys = [*ordered, *sorted(set(wanted.values()) - set(ordered))][part]
     tasks = (
         rows.defer(*admin_tasks.TaskAdmin.unlisted).annotate(seen_at=DatabaseNow()).in_bulk(keys)
     )
@@ -165,19 +176,6 @@ def _tasks(
         "all": sum(numbers.values()),
         "tasks_list": display.list_of("task", workflow__id__exact=run.pk),
     }
-
-
-def _in_order(diagram: Diagram, keys: list[uuid.UUID]) -> list[uuid.UUID]:
-    """Return these tasks in topological order, siblings by their labels."""
-    wanted = {str(key): key for key in keys}
-    above: dict[str, list[str]] = {
-        node.id: []
-        for node in sorted(diagram.nodes, key=lambda node: (natural(node.label), node.id))
-    }
-    for edge in diagram.edges:
-        above.setdefault(edge.target, []).append(edge.source)
-    ordered = [wanted[key] for layer in layers(above) for key in layer if key in wanted]
-    return ordered + sorted(set(keys) - set(ordered))
 
 
 def _whole(text: str) -> int:

@@ -35,7 +35,7 @@ from django_durable_tasks.celery.prepared_messages import batch_token
 from django_durable_tasks.celery.publisher import CARRIER
 from django_durable_tasks.exceptions import EndingNotRecorded, RunCancelled
 from django_durable_tasks.limits import config
-from django_durable_tasks.states.decisions import EndingKind, Outcome, decide
+from django_durable_tasks.states.machine import EndingKind, Outcome, decide
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.task_values import Run, RunLocation

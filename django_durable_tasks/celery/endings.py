@@ -42,7 +42,7 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.masking import ERROR_MAX_BYTES, masked_excerpt, shortened
 from django_durable_tasks.option_values import seconds
-from django_durable_tasks.states.decisions import EndingKind, Outcome, Verdict, decide
+from django_durable_tasks.states.machine import EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection, in_transaction
 from django_durable_tasks.tasks import attempts

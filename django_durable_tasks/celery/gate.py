@@ -38,7 +38,7 @@ from django_durable_tasks.exceptions import (
     IsolationTooStrict,
     UnserializableResult,
 )
-from django_durable_tasks.states.decisions import EndingKind
+from django_durable_tasks.states.machine import EndingKind
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import ABORTED, SERIALIZATION_FAILURE, code_of, reason_of

@@ -188,19 +188,16 @@ class RedisTexts:
             template = self._templates[kind] = _template(channel, message, queue)
         celery_id = celery_id_of(message)
         key = message.idempotency_key
+        # A random UUID, as Kombu's delivery tags are; faster than by ``uuid``.
+        digits = os.urandom(16).hex()
+        tag = f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
         return template % {
             "celery_id": f'"{celery_id}"',
             # The task id is the first part of the Celery id. A UUID takes long to format.
             "key": f'"{celery_id[:_ID_LENGTH]}"' if not key else encode_basestring_ascii(key),
             "queue": encode_basestring_ascii(queue.name),
-            "tag": f'"{_delivery_tag()}"',
+            "tag": f'"{tag}"',
         }
-
-
-def _delivery_tag() -> str:
-    """Return the text of a random UUID, as Kombu's delivery tags are; faster than by ``uuid``."""
-    digits = os.urandom(16).hex()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
 def _template(channel: Any, message: TaskMessage, queue: Any) -> str:

@@ -31,7 +31,7 @@ from django_durable_tasks.celery.result import described
 from django_durable_tasks.celery.worker_node import in_pool_child, place
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.models import Task
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import attempts, batches, claim, operator_actions
 from django_durable_tasks.tasks.options import TaskOptions

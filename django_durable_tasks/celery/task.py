@@ -17,8 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, connection, transaction
 from django_durable_tasks import conf
 from django_durable_tasks.celery import calls, endings, gate, plain_messages
 from django_durable_tasks.celery.calls import Using
-from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.live_runs import process_runs
+from django_durable_tasks.celery.live_runs import RunContext, process_runs
 from django_durable_tasks.celery.prepared_messages import of_request
 from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption

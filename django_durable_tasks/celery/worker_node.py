@@ -26,7 +26,7 @@ from typing import Any
 from celery import current_app, signals
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery import operations_by_id, prepared_messages, worker_repairs
+from django_durable_tasks.celery import prepared_messages, result, worker_repairs
 from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import NodeReport
@@ -349,7 +349,7 @@ def on_pool_child(**_: Any) -> None:
 
 def connect() -> None:
     """Connect the receivers and the remote control; called once by ``apps.ready()``."""
-    operations_by_id.connect_remote_control()
+    result.connect_remote_control()
     pairs = [
         (signals.worker_init, on_worker_init),
         (signals.worker_ready, on_worker_ready),

@@ -23,7 +23,7 @@ from django_durable_tasks.models import Node, NodeKind, SchedulerLease
 from django_durable_tasks.models.cluster import LONG_EXPIRED, TOLD_MAX, NodeQuerySet, lease_name
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
-from django_durable_tasks.states.decisions import Crash
+from django_durable_tasks.states.machine import Crash
 from django_durable_tasks.store.clock import ClockStep, after
 from django_durable_tasks.store.connections import on_sqlite
 from django_durable_tasks.store.tables import database

@@ -22,8 +22,7 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.operations.operation import Reason, Target, operation
 from django_durable_tasks.option_values import checked_name
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.tables import database, locked_for_change, read, tasks
 from django_durable_tasks.tasks import batches
 

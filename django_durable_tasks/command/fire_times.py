@@ -20,7 +20,6 @@ from django.db.models import FloatField, IntegerField
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
-from django_durable_tasks.command.arguments import argument, count, moment
 from django_durable_tasks.command.schedules import (
     CALENDAR_SOURCES,
     NAMED,
@@ -33,7 +32,10 @@ from django_durable_tasks.command.subcommand import (
     OK,
     Options,
     Output,
+    argument,
+    count,
     hidden,
+    moment,
     plain,
     refuse,
     subcommand,
@@ -54,20 +56,8 @@ from django_durable_tasks.schedules.schedule_cache import (
     agenda_of,
     calendars_of,
 )
+from django_durable_tasks.schedules.timetables import types, zones
 from django_durable_tasks.schedules.timetables.builder import timetable
-from django_durable_tasks.schedules.timetables.types import (
-    TICK,
-    Direction,
-    DstGap,
-    DstOverlap,
-    walk,
-)
-from django_durable_tasks.schedules.timetables.zones import (
-    ClockChange,
-    clock_changes,
-    tzdata_version,
-    zone,
-)
 from django_durable_tasks.schedules.trigger import policy_of
 
 # A schedule on the command line ------------------------------------------------------------------
@@ -261,7 +251,7 @@ def _fire(draft: ScheduleDraft, run: PlannedRun) -> dict[str, Any]:
         seed = row.name if row._state.adding else str(row.pk)
         after = None if following is None else following.at
         at = effective(run, after, seed, row.jitter, row.jitter_percent)
-    local = at.astimezone(zone(row.time_zone)).isoformat()
+    local = at.astimezone(zones.zone(row.time_zone)).isoformat()
     return {"nominal": run.nominal, "effective": at, "local": local, "remarks": list(run.remarks)}
 
 
@@ -333,9 +323,9 @@ def preview(options: Options, out: Output) -> int:
 
     def fires(draft: ScheduleDraft) -> list[dict[str, Any]]:
         runs = (
-            walk(draft.agenda, start, way=Direction.BACK)
+            types.walk(draft.agenda, start, way=types.Direction.BACK)
             if backwards
-            else walk(draft.agenda, start - TICK, end)
+            else types.walk(draft.agenda, start - types.TICK, end)
         )
         return [_fire(draft, run) for run in islice(runs, most)]
 
@@ -355,7 +345,7 @@ def preview(options: Options, out: Output) -> int:
         return OK
     out.emit(rows, _listed(_FIRE, rows))
     if rows and not backwards:
-        for stretch in before.agenda.closed(start - TICK, rows[-1]["nominal"]):
+        for stretch in before.agenda.closed(start - types.TICK, rows[-1]["nominal"]):
             number = f"{'' if stretch.exact else 'at least '}{stretch.count}"
             span = f"from {plain(stretch.first)} to {plain(stretch.last)}"
             out.note(f"left out: {number} {span}: {stretch.reason}")
@@ -420,7 +410,7 @@ def simulate(options: Options, out: Output) -> int:
 
 def _simulated(draft: ScheduleDraft, start: datetime, now: datetime) -> dict[str, Any]:
     """Return what the trigger would do with the fires since ``start``, if it runs again ``now``."""
-    row, watermark, choices = draft.row, start - TICK, list[Choice]()
+    row, watermark, choices = draft.row, start - types.TICK, list[Choice]()
     for _round in range(_TICKS):
         choices.append(choose(draft.agenda, watermark, now, policy_of(row)))
         watermark = choices[-1].through
@@ -438,7 +428,7 @@ def _simulated(draft: ScheduleDraft, start: datetime, now: datetime) -> dict[str
     remaining = None if row.max_runs is None else max(0, row.max_runs - row.runs_count)
     left_out = [
         {**plain(stretch), "outcome": stretch.outcome}
-        for stretch in draft.agenda.closed(start - TICK, watermark)
+        for stretch in draft.agenda.closed(start - types.TICK, watermark)
     ]
     left_out += [
         {**plain(stretch), "outcome": str(FireOutcome.MISSED)}
@@ -449,7 +439,7 @@ def _simulated(draft: ScheduleDraft, start: datetime, now: datetime) -> dict[str
         expired = {"first": min(late), "last": max(late), "count": len(late), "exact": True}
         reason = f"expires_in {row.expires_in:g} s"
         left_out.append({**expired, "reason": reason, "outcome": str(FireOutcome.EXPIRED)})
-    missed, following = draft.agenda.count(start - TICK, now), choices[-1].following
+    missed, following = draft.agenda.count(start - types.TICK, now), choices[-1].following
     return {
         "due": {"count": missed.number, "exact": missed.exact},
         "runs": runs[:remaining],
@@ -506,7 +496,7 @@ def dst_report(options: Options, out: Output) -> int:
     changes = {
         name: zone_changes
         for name in names
-        if (zone_changes := list(clock_changes(name, start, end)))
+        if (zone_changes := list(zones.clock_changes(name, start, end)))
     }
     batch_size = conf.settings().BATCH_SIZE
     queryset = _of_wall_clocks().filter(time_zone__in=changes).order_by("pk")
@@ -526,11 +516,11 @@ def _of_wall_clocks() -> RecurringTaskQuerySet:
 
 
 def _touched(
-    row: RecurringTask, changes: list[ClockChange], calendars: Calendars, out: Output
+    row: RecurringTask, changes: list[zones.ClockChange], calendars: Calendars, out: Output
 ) -> Iterator[dict[str, Any]]:
     """Yield the fires of a schedule that these changes affect, and whether they run."""
     running_all = copy.copy(row)
-    running_all.dst_gap, running_all.dst_overlap = DstGap.RUN_AFTER, DstOverlap.BOTH
+    running_all.dst_gap, running_all.dst_overlap = types.DstGap.RUN_AFTER, types.DstOverlap.BOTH
     try:
         every, real = agenda_of(running_all, calendars), agenda_of(row, calendars)
     except (InvalidSchedule, InvalidCalendar) as error:
@@ -538,14 +528,14 @@ def _touched(
         return
     for change in changes:
         margin = abs(change.shift)
-        runs = walk(every, change.at - margin - TICK, change.at + margin)
+        runs = types.walk(every, change.at - margin - types.TICK, change.at + margin)
         for run in islice((run for run in runs if _badge(run.remarks)), _FIRES_OF_CHANGE):
             yield {
                 "name": row.name,
                 "zone": row.time_zone,
                 "change": f"{plain(change.at)} {change.shift.total_seconds() / 60:+g} min",
                 "nominal": run.nominal,
-                "local": run.nominal.astimezone(zone(row.time_zone)).isoformat(),
+                "local": run.nominal.astimezone(zones.zone(row.time_zone)).isoformat(),
                 "dst": _badge(run.remarks),
                 "runs": real.at_nominal(run.nominal) is not None,
                 "remark": next(remark for remark in run.remarks if _badge([remark])),
@@ -577,8 +567,8 @@ def tzdata(options: Options, out: Output) -> int:
         }
         for moved in writes.moved_fire_times(options["limit"])
     ]
-    text = f"tzdata {tzdata_version()}\n" + table(_MOVED, rows, "no stored fire moves")
-    return out.emit({"tzdata": tzdata_version(), "moved": rows}, text)
+    text = f"tzdata {zones.tzdata_version()}\n" + table(_MOVED, rows, "no stored fire moves")
+    return out.emit({"tzdata": zones.tzdata_version(), "moved": rows}, text)
 
 
 # explain ------------------------------------------------------------------------------------------

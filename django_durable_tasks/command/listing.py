@@ -19,7 +19,6 @@ from django_durable_tasks.audit import about, in_sets, masked_arguments, of_task
 from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import OPEN, FireOutcome, RecurringStatus, Status, WorkflowStatus
 from django_durable_tasks.cluster import queues
-from django_durable_tasks.command.arguments import argument, count, letter_id, moment, task_id
 from django_durable_tasks.command.schedules import (
     NAMED,
     find_schedule,
@@ -32,15 +31,20 @@ from django_durable_tasks.command.subcommand import (
     OK,
     Options,
     Output,
+    argument,
     columns_of,
+    count,
     details,
     facts_of,
     filtered,
     hidden,
     hidden_rows,
+    letter_id,
+    moment,
     refuse,
     subcommand,
     table,
+    task_id,
 )
 from django_durable_tasks.command.tasks import (
     LETTER_LOOKUPS,
@@ -330,7 +334,25 @@ def _show_task(task: Task, out: Output) -> int:
         {**facts_of(log, "tenant"), "seconds": log.duration}
         for log in task.executions.using(task._state.db).order_by("pk")
     ]
-    graph = _graph_of(task)
+    # Its workflow, its edges and gates, the tasks that wait for it, and the cause of its end.
+    edges = TaskDependency.objects.using(database())
+    above = list(edges.above([task.pk]).order_by("pk"))
+    upstreams = tasks().in_bulk([edge.depends_on_id for edge in above if edge.depends_on_id])
+    below = edges.below([task.pk]).order_by() if task.has_dependents else edges.none()
+    cause_step = (
+        None if task.cause is None else tasks().filter(pk=task.cause).values(*_STEP).first()
+    )
+    graph: dict[str, Any] = {
+        "workflow": task.workflow_id,
+        "step": task.step,
+        "needs": task.unresolved_dependencies_count,
+        "join": task.join_count or "ALL",
+        "on_upstream_failure": task.on_upstream_failure,
+        "waits_for": [_edge(edge, upstreams.get(edge.depends_on_id)) for edge in above],
+        "dependents": dict(Counter(below.values_list("task__status", flat=True))),
+        "cause": cause_step
+        or (None if task.cause is None else {"id": task.cause, "status": "DELETED"}),
+    }
     optional = {name: read(task) for name, (read, _columns) in TASK_TABLES.items()}
     audit_entries = hidden_rows(
         {name: getattr(entry, name) for name in _AUDIT_OF_TASK} for entry in of_task(task)
@@ -346,7 +368,19 @@ def _show_task(task: Task, out: Output) -> int:
         running |= {"started_at": task.started_at}
         timeline.append(dict.fromkeys(_TIMELINE) | running)
     lines = [f"why: {why[0]}", *(f"     {sentence}" for sentence in why[1:]), ""]
-    lines += [*details(facts), *_graph_lines(graph)]
+    graph_facts, cause = {}, graph["cause"]
+    if graph["workflow"] is not None:
+        graph_facts = {"workflow": graph["workflow"], "step": graph["step"]}
+    if cause is not None:
+        cause_name = cause.get("step") or cause.get("name") or ""
+        graph_facts["cause"] = f"{cause_name} {cause['id']}, {cause['status']}"
+    graph_lines = details(graph_facts)
+    if graph["waits_for"]:
+        head = f"waits for (join {graph['join']}, needs {graph['needs']} more):"
+        graph_lines += ["", head, table(_EDGE, graph["waits_for"])]
+    if graph["dependents"]:
+        graph_lines += ["", f"waited for by: {_counted(graph['dependents'])}"]
+    lines += [*details(facts), *graph_lines]
     lines += ["", table(_TIMELINE, timeline, "no attempt yet")]
     for name, (_read, columns) in TASK_TABLES.items():
         lines += ["", table(columns, optional[name])] if optional[name] else []
@@ -355,27 +389,6 @@ def _show_task(task: Task, out: Output) -> int:
     data = {"why": why[0], "sentences": why, **facts, "graph": graph, "executions": logs}
     data |= {**optional, "audit": audit_entries, "dead_letters": letters}
     return out.emit(data, "\n".join(lines))
-
-
-def _graph_of(task: Task) -> dict[str, Any]:
-    """Return the dependencies of a task: its workflow, its edges and gates, the tasks that wait for
-    it, and the cause of its end.
-    """
-    edges = TaskDependency.objects.using(database())
-    above = list(edges.above([task.pk]).order_by("pk"))
-    upstreams = tasks().in_bulk([edge.depends_on_id for edge in above if edge.depends_on_id])
-    below = edges.below([task.pk]).order_by() if task.has_dependents else edges.none()
-    cause = None if task.cause is None else tasks().filter(pk=task.cause).values(*_STEP).first()
-    return {
-        "workflow": task.workflow_id,
-        "step": task.step,
-        "needs": task.unresolved_dependencies_count,
-        "join": task.join_count or "ALL",
-        "on_upstream_failure": task.on_upstream_failure,
-        "waits_for": [_edge(edge, upstreams.get(edge.depends_on_id)) for edge in above],
-        "dependents": dict(Counter(below.values_list("task__status", flat=True))),
-        "cause": cause or (None if task.cause is None else {"id": task.cause, "status": "DELETED"}),
-    }
 
 
 def _edge(edge: TaskDependency, upstream: Task | None) -> dict[str, Any]:
@@ -396,23 +409,6 @@ def _edge(edge: TaskDependency, upstream: Task | None) -> dict[str, Any]:
         "resolved_by": edge.resolved_by,
         "by": edge.resolved_by or edge.placed_by,
     }
-
-
-def _graph_lines(graph: dict[str, Any]) -> list[str]:
-    """Return the lines about the dependencies of a task."""
-    facts, cause = {}, graph["cause"]
-    if graph["workflow"] is not None:
-        facts = {"workflow": graph["workflow"], "step": graph["step"]}
-    if cause is not None:
-        name = cause.get("step") or cause.get("name") or ""
-        facts["cause"] = f"{name} {cause['id']}, {cause['status']}"
-    lines = details(facts)
-    if graph["waits_for"]:
-        head = f"waits for (join {graph['join']}, needs {graph['needs']} more):"
-        lines += ["", head, table(_EDGE, graph["waits_for"])]
-    if graph["dependents"]:
-        lines += ["", f"waited for by: {_counted(graph['dependents'])}"]
-    return lines
 
 
 def _counted(statuses: Mapping[str, int]) -> str:

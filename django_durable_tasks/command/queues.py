@@ -6,7 +6,6 @@ import dataclasses
 
 from django_durable_tasks.celery import inspect, publisher
 from django_durable_tasks.cluster import queues
-from django_durable_tasks.command.arguments import argument, one_of, values
 from django_durable_tasks.command.schedules import schedule_named, tenant_of_schedule
 from django_durable_tasks.command.subcommand import (
     OK,
@@ -14,11 +13,14 @@ from django_durable_tasks.command.subcommand import (
     UNHEALTHY,
     Options,
     Output,
+    argument,
+    one_of,
     perform,
     plain,
     refuse,
     subcommand,
     table,
+    values,
 )
 from django_durable_tasks.command.tasks import tasks
 from django_durable_tasks.did_you_mean import did_you_mean

@@ -17,36 +17,32 @@ from django_durable_tasks import conf
 from django_durable_tasks.audit import acting
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import Action, AuditSource
-from django_durable_tasks.command.arguments import argument, moment, one_of, weekdays
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
     UNHEALTHY,
     Options,
     Output,
+    argument,
     cell,
     filtered,
     hidden,
+    moment,
+    one_of,
     perform,
     plain,
     refuse,
     subcommand,
     table,
     tenant_named,
+    weekdays,
 )
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.schedules import business_days, lifecycle, manual_runs
 from django_durable_tasks.schedules import calendars as calendar_operations
-from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules import sync as sync_schedules
-from django_durable_tasks.schedules.business_days import (
-    MOST_CHARACTERS,
-    BusinessDays,
-    combined,
-    from_holidays,
-    from_ics,
-)
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.sync import NOTHING_DONE, SyncStep
 from django_durable_tasks.store.clock import database_now
@@ -227,28 +223,28 @@ CALENDAR_SOURCES = (
 _HOLIDAYS = re.compile(r"holidays:([A-Za-z0-9]+)(?:-([A-Za-z0-9]+))?")
 
 
-def days_of(sources: Sequence[str], years: range) -> BusinessDays | None:
+def days_of(sources: Sequence[str], years: range) -> business_days.BusinessDays | None:
     """Return the dates on which all these calendars are open; None if no calendar is named. Uses no
     database. Holidays and files are read for these years; outside them only the weekend is closed.
     """
-    return combined([_days(source, years) for source in sources]) if sources else None
+    return business_days.combined([_days(source, years) for source in sources]) if sources else None
 
 
-def _days(source: str, years: range) -> BusinessDays:
+def _days(source: str, years: range) -> business_days.BusinessDays:
     if source == "weekdays":
-        return BusinessDays(name=source)
+        return business_days.BusinessDays(name=source)
     if holidays := _HOLIDAYS.fullmatch(source):
-        special = from_holidays(holidays[1].upper(), holidays[2], years)
-        return BusinessDays(name=source, special=special)
+        special = business_days.from_holidays(holidays[1].upper(), holidays[2], years)
+        return business_days.BusinessDays(name=source, special=special)
     if not source.lower().endswith(".ics"):
         refuse(f"--calendar {source!r}: give {CALENDAR_SOURCES}.")
     path = Path(source)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            text = file.read(MOST_CHARACTERS + 1)
+            text = file.read(business_days.MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"--calendar {path}: it cannot be read: {error}.")
-    return BusinessDays(name=path.stem, special=from_ics(text, years))
+    return business_days.BusinessDays(name=path.stem, special=business_days.from_ics(text, years))
 
 
 _CALENDAR = ("name", "working_days", "dates", "origin", "updated_at", "description")
@@ -299,7 +295,27 @@ def calendars(options: Options, out: Output) -> int:
         rows = list(queryset.values("id", *_CALENDAR))
         return out.emit(rows, table(_CALENDAR, rows))
     if act == "import":
-        return _import_calendar(options, out)
+        source = options["source"] or refuse(f"import needs a source: {CALENDAR_SOURCES}.")
+        name = options["name"] or refuse("import needs --name.")
+        first = options["year"] or database_now().year
+        special = _days(source, range(first, first + options["years"])).special
+        outcome = perform(
+            calendar_operations.upsert,
+            name,
+            options,
+            days=special,
+            working_days=options["working_days"],
+            origin=source,
+            tenant=tenant_named(options["tenant"]) if options["tenant"] else None,
+        )
+        years = f"{first} to {first + options['years'] - 1}"
+        return out.report(
+            f"{name} has {len(special)} dates of {years}. Import it again before they run out.",
+            act="import",
+            name=name,
+            dates=len(special),
+            revision=outcome.value.revision,
+        )
     if not name:
         refuse("delete needs --name.")
     tenant = tenant_named(options["tenant"]) if options["tenant"] else DEFAULT_TENANT_ID
@@ -310,30 +326,6 @@ def calendars(options: Options, out: Output) -> int:
         text, deleted = outcome.message, bool(outcome.changed)
     code = OK if deleted else REFUSED
     return out.report(text, code, act="delete", name=name, deleted=deleted)
-
-
-def _import_calendar(options: Options, out: Output) -> int:
-    source = options["source"] or refuse(f"import needs a source: {CALENDAR_SOURCES}.")
-    name = options["name"] or refuse("import needs --name.")
-    first = options["year"] or database_now().year
-    special = _days(source, range(first, first + options["years"])).special
-    outcome = perform(
-        calendar_operations.upsert,
-        name,
-        options,
-        days=special,
-        working_days=options["working_days"],
-        origin=source,
-        tenant=tenant_named(options["tenant"]) if options["tenant"] else None,
-    )
-    years = f"{first} to {first + options['years'] - 1}"
-    return out.report(
-        f"{name} has {len(special)} dates of {years}. Import it again before they run out.",
-        act="import",
-        name=name,
-        dates=len(special),
-        revision=outcome.value.revision,
-    )
 
 
 # ``durable sync``, and the sync of declared schedules after ``migrate`` ---------------------------

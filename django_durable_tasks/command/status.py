@@ -15,14 +15,15 @@ from django_durable_tasks.bounded_count import is_exact
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster.queues import MISROUTED_FOR, Depth, totals
 from django_durable_tasks.cluster.status import PER_SCHEDULER, Overview, overview, vitals
-from django_durable_tasks.command.arguments import argument, one_of
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
     Options,
     Output,
+    argument,
     cell,
     facts_of,
+    one_of,
     subcommand,
     table,
 )

@@ -15,25 +15,23 @@ from django.db.models import Q, QuerySet
 from django_durable_tasks import conf
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import OPEN, DependencyType, Status
-from django_durable_tasks.command.arguments import (
-    Declaration,
-    argument,
-    count,
-    letter_id,
-    task_id,
-    values,
-)
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
+    Declaration,
     Options,
     Output,
+    argument,
+    count,
     filtered,
     hidden,
+    letter_id,
     perform,
     refuse,
     subcommand,
     table,
+    task_id,
+    values,
 )
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun

@@ -19,9 +19,8 @@ from django_durable_tasks.models.workflows import (
     WorkflowRunQuerySet,
 )
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
 from django_durable_tasks.store.postgresql import NULL, copied, copy_time, copying
-from django_durable_tasks.store.statements import recordset, sql
 
 # An edge is changed only under the lock of its task's row. All modules that work on graphs
 # call these functions.

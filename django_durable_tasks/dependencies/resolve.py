@@ -30,8 +30,8 @@ from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from django_durable_tasks.models.workflows import EndingEventQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, claims, dependencies
-from django_durable_tasks.states.decisions import EndingKind, Outcome
 from django_durable_tasks.states.inserts import place
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock

@@ -28,9 +28,8 @@ from django_durable_tasks.states import claims as claim_transitions
 from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.postgresql import text_array
-from django_durable_tasks.store.statements import sql
 
 # Admits claimed tasks that no limit but the fair shares of their tenants can refuse.
 #

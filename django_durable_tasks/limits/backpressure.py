@@ -20,16 +20,15 @@ from django_durable_tasks.limits import config
 from django_durable_tasks.limits.scopes import share_of, workers_of
 from django_durable_tasks.models import Node, QueueControl
 from django_durable_tasks.models.fields import InstantField
+from django_durable_tasks.process_state import Refresher
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.background_refresh import Refresher
 from django_durable_tasks.store.clock import after, database_now
 from django_durable_tasks.store.connections import (
     dedicated_connection,
     has_one_connection,
     in_transaction,
 )
-from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, SQLITE, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, SQLITE, sql, verb
 from django_durable_tasks.store.tables import database, tasks
 
 # Reads when the first PENDING task of each queue is due, with index probes.

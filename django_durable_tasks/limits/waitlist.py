@@ -23,8 +23,7 @@ from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import aware, database_now
 from django_durable_tasks.store.connections import bound_transaction
-from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, SQLITE, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, SQLITE, sql, verb
 
 # Reads the usage of limits: the weight of QUEUED and RUNNING tasks by scope, and the tokens of
 # rate limits.

@@ -10,7 +10,6 @@ import django.db.models.deletion
 from django.core.validators import validate_slug
 from django.db import migrations, models
 
-import django_durable_tasks.models.encrypted_json
 import django_durable_tasks.models.fields
 import django_durable_tasks.models.schedules
 import django_durable_tasks.models.tasks
@@ -437,13 +436,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "args",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         blank=True, default=list, verbose_name="arguments"
                     ),
                 ),
                 (
                     "kwargs",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         blank=True, default=dict, verbose_name="keyword arguments"
                     ),
                 ),
@@ -667,7 +666,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "declaration",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         blank=True,
                         help_text="The columns as code or settings last declared them.",
                         null=True,
@@ -801,13 +800,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "args",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         default=list, verbose_name="arguments"
                     ),
                 ),
                 (
                     "kwargs",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         default=dict, verbose_name="keyword arguments"
                     ),
                 ),
@@ -898,7 +897,7 @@ class Migration(migrations.Migration):
                 ("open_unique_key", ExactCharField(editable=False, max_length=200, null=True)),
                 (
                     "result",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         blank=True, null=True, verbose_name="result"
                     ),
                 ),
@@ -1325,13 +1324,13 @@ class Migration(migrations.Migration):
                 ("attempts", models.IntegerField(verbose_name="attempts")),
                 (
                     "args",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         default=list, verbose_name="arguments"
                     ),
                 ),
                 (
                     "kwargs",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         default=dict, verbose_name="keyword arguments"
                     ),
                 ),

@@ -26,8 +26,8 @@ from django_durable_tasks.choices import (
     SpecialDay,
     TargetType,
 )
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField
 from django_durable_tasks.models.fields import (
+    EncryptedJSONField,
     ExactCharField,
     InstantField,
     PartialIndex,

@@ -29,9 +29,10 @@ from django_durable_tasks.choices import (
     Status,
     TargetType,
 )
-from django_durable_tasks.models.encrypted_json import TASK_TABLE, EncryptedJSONField
 from django_durable_tasks.models.fields import (
+    TASK_TABLE,
     DatabaseNow,
+    EncryptedJSONField,
     ExactCharField,
     InstantField,
     PartialIndex,

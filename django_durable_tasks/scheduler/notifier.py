@@ -32,8 +32,7 @@ from django_durable_tasks.scheduler.redis_client import scope
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import CommitHook, hook_of_transaction, in_atomic_block
 from django_durable_tasks.store.connections import dedicated_connection
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks.explanations import ago
 

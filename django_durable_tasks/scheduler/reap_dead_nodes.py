@@ -20,7 +20,7 @@
    dead letter, as configured. The task's epoch and run id change, so a worker that was only frozen
    cannot write a result any more.
 5. Which runs of a dead node are charged with the crash, and when their tasks start again, is
-   decided by ``states/decisions.py``.
+   decided by ``states/machine.py``.
 
 If only a child process of a prefork pool dies, its parent ends the run at once
 (``tasks/attempts.py``). A dead scheduler needs no recovery of its own: tasks that it claimed and
@@ -46,7 +46,7 @@ from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
 from django_durable_tasks.models import Node, Task, TaskExecutionLog
-from django_durable_tasks.states.decisions import Crash, EndingKind, LostRun, Outcome, judged
+from django_durable_tasks.states.machine import Crash, EndingKind, LostRun, Outcome, judged
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import attempts

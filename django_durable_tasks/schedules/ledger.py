@@ -24,10 +24,9 @@ from django_durable_tasks.schedules.options import API
 from django_durable_tasks.schedules.schedule_cache import AnySchedule
 from django_durable_tasks.schedules.timetables.types import TICK
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import Isolation
 from django_durable_tasks.store.postgresql import number_array, text_array, time_array, uuid_array
-from django_durable_tasks.store.statements import sql
 
 # The unique key over (recurring task, fire time) decides which of several processes creates the
 # task of a fire time. This is also true if two schedulers are leader.

@@ -25,12 +25,12 @@ from django_durable_tasks.exceptions import (
     TransitionRefused,
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Tenant
-from django_durable_tasks.models.encrypted_json import undecrypted
+from django_durable_tasks.models.fields import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, trigger, writes
-from django_durable_tasks.schedules.agenda import Agenda, Override, PlannedRun
+from django_durable_tasks.schedules.agenda import Agenda, BoundedTimetable, Override, PlannedRun
 from django_durable_tasks.schedules.options import CODE, KINDS, SETTINGS, columns
 from django_durable_tasks.schedules.schedule_cache import (
     agenda_of,
@@ -39,7 +39,8 @@ from django_durable_tasks.schedules.schedule_cache import (
     overrides_of,
     stored_overrides,
 )
-from django_durable_tasks.schedules.timetables.types import TICK, Fire, walk
+from django_durable_tasks.schedules.timetables.builder import alternatives
+from django_durable_tasks.schedules.timetables.types import TICK, Fire, Timetable, walk
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -715,30 +716,50 @@ def _replan(row: RecurringTask, schedule: RecurringTask, now: datetime) -> None:
 _DAY = timedelta(days=1)
 
 
-def check_runs_per_day(tenant: Tenant, agenda: Agenda, after: datetime) -> None:
+# How many parts and rules of a timetable are compared with the quota together. Of more only the sum
+# of their runs is, because each comparison reads all of them.
+_MOST_COMPARED = 20
+
+
+def check_runs_per_day(tenant: Tenant, row: RecurringTask) -> None:
     """Raise InvalidSchedule if a recurring task would run more often in a day than the quota
     allows.
 
-    Looks at two days: that from the first run after ``after``, which may be a part of a day on
-    which the timetable fires, and that from the first run after it.
+    Looks at two days of the schedule and of each part and rule of its timetable: that from the
+    first run, which may be a part of a day on which it fires, and that from the first run after it.
+    So a part that fires often on few days is found behind one that fires daily.
     """
     most = None if ports.quotas is None else ports.quotas.runs_per_day(tenant)
     if most is None:
         return
-    for _day in range(2):
-        first = agenda.next(after)
-        if first is None:
-            return
-        after = first.at + _DAY - TICK
-        if _has_more_runs(agenda, first.at, most):
+    agenda, parts = agenda_of(row), alternatives(fire_times_of(row))
+    sources: list[Timetable | Agenda] = [agenda]
+    if len(parts) > 1:
+        sources += [BoundedTimetable(part, row.start_time, row.end_time) for part in parts]
+    together = 0
+    for source in sources:
+        days, after = list[datetime](), row.watermark_at
+        while len(days) < 2 and (first := source.next(after)) is not None:
+            days.append(first.at)
+            after = first.at + _DAY - TICK
+        if len(parts) > _MOST_COMPARED and source is not agenda:
+            counts = [source.count(day - TICK, day + _DAY - TICK).number for day in days]
+            together += max(counts, default=0)
+            exceeds = together > most
+        else:
+            exceeds = any(
+                _has_more_runs(source, day, most) or _has_more_runs(agenda, day, most)
+                for day in days
+            )
+        if exceeds:
             raise InvalidSchedule(
                 f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
                 " timetable that fires less often."
             )
 
 
-def _has_more_runs(agenda: Agenda, start: datetime, most: int) -> bool:
-    """Return whether an agenda has more than ``most`` runs in the day from ``start``."""
+def _has_more_runs(agenda: Agenda | Timetable, start: datetime, most: int) -> bool:
+    """Return whether there are more than ``most`` runs or fires in the day from ``start``."""
     before, last = start - TICK, start + _DAY - TICK
     counted = agenda.count(before, last)
     if counted.exact:

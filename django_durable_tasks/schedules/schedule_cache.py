@@ -15,7 +15,7 @@ from django.db.models.functions import Cast
 from django_durable_tasks.encryption import StorageLocation, decrypted
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import Calendar, RecurringTask
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField
+from django_durable_tasks.models.fields import EncryptedJSONField
 from django_durable_tasks.schedules.agenda import Agenda, Override, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll, combined
 from django_durable_tasks.schedules.timetables.builder import checked, timetable

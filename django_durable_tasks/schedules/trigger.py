@@ -74,8 +74,8 @@ from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, is_unique_violation
 from django_durable_tasks.task_values import NO_ID, NewTask
-from django_durable_tasks.tasks.new_task import TaskTemplate
-from django_durable_tasks.tasks.new_task import template as task_template
+from django_durable_tasks.tasks.enqueue import TaskTemplate
+from django_durable_tasks.tasks.enqueue import template as task_template
 from django_durable_tasks.tasks.options import CallOptions, call_options, formatted
 
 logger = logging.getLogger("django_durable_tasks.recurrence")

@@ -30,17 +30,20 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.masking import ERROR_MAX_BYTES, shortened
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField, stored_columns
-from django_durable_tasks.models.fields import DatabaseNow, constant
+from django_durable_tasks.models.fields import (
+    DatabaseNow,
+    EncryptedJSONField,
+    constant,
+    stored_columns,
+)
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.schedules.schedule_cache import agenda_of, calendars_of
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import Isolation
 from django_durable_tasks.store.postgresql import number_array, time_array, uuid_array
-from django_durable_tasks.store.statements import sql
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 _BULK = 200

@@ -13,10 +13,9 @@ from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Resolution, Status
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.models import DeadLetter, EndingEvent, Task, TaskExecutionLog
-from django_durable_tasks.models.encrypted_json import undecrypted
-from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow, undecrypted
 from django_durable_tasks.models.tasks import DeadLetterQuerySet
-from django_durable_tasks.states.decisions import Outcome, Verdict, fingerprint
+from django_durable_tasks.states.machine import Outcome, Verdict, fingerprint
 from django_durable_tasks.store import tables
 from django_durable_tasks.task_values import Run
 

@@ -35,9 +35,8 @@ from django_durable_tasks.states.guarded_update import (
 )
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.states.runs import start_writes
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
 from django_durable_tasks.task_values import Run
 

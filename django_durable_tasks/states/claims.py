@@ -36,10 +36,9 @@ from django_durable_tasks.states.guarded_update import (
     move,
 )
 from django_durable_tasks.store.clock import after, aware
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.postgresql import number_array, text_array
-from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
 from django_durable_tasks.task_values import NewTask, Run
 

@@ -33,8 +33,7 @@ from django_durable_tasks.states.guarded_update import (
 )
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store.clock import after
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.tables import (
     NOW,
     atomic,

@@ -26,8 +26,7 @@ from django_durable_tasks.encryption import (
     stored_value,
 )
 from django_durable_tasks.models import Task
-from django_durable_tasks.models.encrypted_json import TASK_TABLE
-from django_durable_tasks.models.fields import DatabaseNow, constant
+from django_durable_tasks.models.fields import TASK_TABLE, DatabaseNow, constant
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.states.claims import returning_row, row_of
@@ -39,7 +38,7 @@ from django_durable_tasks.states.guarded_update import (
     write_running,
 )
 from django_durable_tasks.states.machine import TRANSITIONS
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
 from django_durable_tasks.store.errors import is_unique_violation
 from django_durable_tasks.store.postgresql import (
     NULL,
@@ -49,7 +48,6 @@ from django_durable_tasks.store.postgresql import (
     copying,
     microseconds,
 )
-from django_durable_tasks.store.statements import recordset, sql
 from django_durable_tasks.store.tables import (
     atomic,
     callers_transaction,

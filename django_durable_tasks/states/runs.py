@@ -29,8 +29,7 @@ from django_durable_tasks.states.guarded_update import (
 )
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.store.clock import after, aware
-from django_durable_tasks.store.dialects import POSTGRESQL, SQLITE, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, SQLITE, sql, verb
 from django_durable_tasks.store.tables import atomic, count, read, tasks
 from django_durable_tasks.task_values import Run, RunLocation
 

@@ -16,8 +16,7 @@ from django_durable_tasks import conf, process_state
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models.fields import DatabaseNow, InstantField, instant
 from django_durable_tasks.store.connections import dedicated_connection, in_transaction, on_sqlite
-from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, sql, verb
 
 # The database's clock, or the host's clock on SQLite.
 #

@@ -40,10 +40,6 @@ class CommitHook:
         raise NotImplementedError
 
 
-def _savepoints() -> frozenset[str]:
-    return frozenset(connections[database()].savepoint_ids)
-
-
 def in_atomic_block() -> bool:
     """Return whether this thread is in a transaction of ``atomic()``."""
     return bool(connections[database()].in_atomic_block)
@@ -65,7 +61,7 @@ def hook_of_transaction(
     With ``any_savepoint`` the hook of another savepoint is used too. This is for hooks that may act
     on something that was rolled back.
     """
-    savepoints = _savepoints()
+    savepoints = frozenset(connections[database()].savepoint_ids)
     for hook in hooks(kind):
         if not hook.called and (any_savepoint or hook.savepoints == savepoints):
             return hook

@@ -24,7 +24,7 @@ from django.utils.module_loading import import_string
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.idle_pool import IdlePool
-from django_durable_tasks.store.statements import text
+from django_durable_tasks.store.dialects import text
 
 # Decodes jsonb values in PostgreSQL's binary format in a quarter of psycopg's time.
 
@@ -399,7 +399,11 @@ def roll_back_left(name: str, before: Mapping[str, int] | None = None) -> list[s
             continue
         left.append(connection.alias)
         if own:
-            _leave_blocks(connection, own)
+            # As an exception would leave them.
+            error = TransactionManagementError("The block was not left.")
+            while len(connection.atomic_blocks) > own:
+                with suppress(Error):
+                    connection.atomic_blocks[-1].__exit__(type(error), error, None)
         else:
             _reset(connection)
     if left:
@@ -436,14 +440,6 @@ def _is_as_before(connection: Any, own: int) -> bool:
     if connection.vendor == "mysql":
         return not (getattr(raw, "server_status", 0) or 0) & _IN_TRANSACTION
     return not getattr(raw, "in_transaction", False)  # SQLite
-
-
-def _leave_blocks(connection: Any, own: int) -> None:
-    """Leave the blocks above the first ``own`` ones as an exception would."""
-    error = TransactionManagementError("The block was not left.")
-    while len(connection.atomic_blocks) > own:
-        with suppress(Error):
-            connection.atomic_blocks[-1].__exit__(type(error), error, None)
 
 
 def _reset(connection: Any) -> None:

@@ -16,8 +16,7 @@ from django.db.models import Model
 from django_durable_tasks import conf
 from django_durable_tasks.models.fields import instant
 from django_durable_tasks.store.connections import cursor
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import sql
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 
 # Arrays in the text format of PostgreSQL, as parameters of ``unnest()``.
 #

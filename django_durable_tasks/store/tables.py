@@ -135,13 +135,10 @@ def read(sql: str, parameters: dict[str, Any], *, binary: bool = False) -> list[
     """Execute a statement and return its rows. ``binary``: in the binary format, if possible."""
     with cursor(binary=binary) as sql_cursor:
         sql_cursor.execute(sql, parameters)
-        return _instants(list(sql_cursor.fetchall()))
-
-
-def _instants(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return the rows with aware times. With ``USE_TZ = False`` Django removes their zones."""
+        rows = list(sql_cursor.fetchall())
     if settings.USE_TZ:
         return rows
+    # Django has removed the zones of the times.
     connection = connections[database()]
     return [
         tuple(instant(one, connection) if isinstance(one, datetime) else one for one in row)

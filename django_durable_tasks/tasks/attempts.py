@@ -21,13 +21,13 @@ from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, claims, endings
 from django_durable_tasks.states import runs as run_transitions
 from django_durable_tasks.states.claims import ClaimedTask, Unstarted
-from django_durable_tasks.states.decisions import Budgets, EndingKind, Outcome, Verdict, decide
+from django_durable_tasks.states.machine import Budgets, EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks.claim import count_misrouted, in_publishing_order
-from django_durable_tasks.tasks.new_task import DELAY_MAX
+from django_durable_tasks.tasks.enqueue import DELAY_MAX
 from django_durable_tasks.tasks.options import RetryPolicy
 
 # Starts and ends the attempts of tasks, with their log entries and dead letters.

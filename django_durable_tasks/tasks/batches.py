@@ -15,12 +15,11 @@ from django_durable_tasks.limits import admission, config
 from django_durable_tasks.models import BatchMessage
 from django_durable_tasks.states import batches, claims, endings
 from django_durable_tasks.states.batches import Success
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, database_now
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.store.statements import sql
 from django_durable_tasks.store.tables import NOW
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks.attempts import end_runs, succeeded_of

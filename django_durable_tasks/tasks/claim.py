@@ -148,27 +148,6 @@ def _these_within_limits(
     return rows
 
 
-def claim(
-    queue: str,
-    now: datetime,
-    limit: int,
-    node: uuid.UUID,
-    shards: Collection[int] | None = None,
-    least: int = 0,
-) -> list[TaskMessage]:
-    """Claim at most ``limit`` due tasks of the queue; return their messages in publishing order.
-
-    ``shards``: only tasks of these shards, and tasks of any shard that have been due for
-    UNSERVED_AFTER seconds. ``least``: only tasks of this priority or a higher one.
-    """
-    demands = [QueueDemand(queue, limit, least)]
-    return [
-        message
-        for part in parted(demands)
-        for message in claim_of(part, now, limit, node, shards).messages
-    ]
-
-
 def parted(demands: Sequence[QueueDemand]) -> list[list[QueueDemand]]:
     """Divide these queues into groups that are claimed together.
 

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.audit import record_start
 from django_durable_tasks.encryption import EncryptedValue, current_key_id, decrypted, encrypted
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField, place_of, undecrypted
+from django_durable_tasks.models.fields import EncryptedJSONField, place_of, undecrypted
 from django_durable_tasks.operations.operation import (
     OF_ALL_TENANTS,
     Argument,

@@ -28,14 +28,14 @@ from django_durable_tasks.operations.operation import Argument, Reason, Target, 
 from django_durable_tasks.option_values import checked_key, checked_name, instant
 from django_durable_tasks.signals import dead_letters_grew
 from django_durable_tasks.states import attempt_log, claims, endings, guarded_update, inserts
-from django_durable_tasks.states.decisions import EndingKind, Outcome, Verdict
+from django_durable_tasks.states.machine import EndingKind, Outcome, Verdict
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.targets.http_request import after_edit
 from django_durable_tasks.tasks import requests
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode
+from django_durable_tasks.tasks.enqueue import Call, check_options, limit_key, prepared_kwargs
 from django_durable_tasks.tasks.explanations import comment, done_by
-from django_durable_tasks.tasks.new_task import Call, check_options, limit_key, prepared_kwargs
 from django_durable_tasks.tasks.options import CallOptions, call_options
 
 # Edits a task that has not started: its arguments, times, queue and priority.

@@ -46,7 +46,7 @@ from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX, publish_after
 from django_durable_tasks.store.errors import Isolation, is_outage, retry_on_deadlock
 from django_durable_tasks.task_values import NewTask, Run
 from django_durable_tasks.tasks import attempts, enqueue
-from django_durable_tasks.tasks.new_task import Call, TaskTemplate, step_template, traced_together
+from django_durable_tasks.tasks.enqueue import Call, TaskTemplate, step_template, traced_together
 from django_durable_tasks.tasks.options import CallOptions, Schedule
 from django_durable_tasks.workflows.builder import (
     AddedTasks,
@@ -404,7 +404,9 @@ def _start_in_batches(drafted: WorkflowDraft, progress: Progress | None) -> None
                 outside = dependencies.lock_rows(sorted(drafted.outside))
                 _check_outside(drafted, across, outside)
                 edit.insert_edges(across, outside)
-            workflow_runs().filter(root=root.pk, status=WorkflowStatus.STARTING).update(
+            WorkflowRun.objects.using(tables.database()).unguarded().filter(
+                root=root.pk, status=WorkflowStatus.STARTING
+            ).update(
                 status=WorkflowStatus.RUNNING,
                 sealed_at=tables.NOW,
                 updated_at=tables.NOW,
@@ -715,7 +717,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
         raise UnknownTask(
             f"Workflow {row.name!r} cannot end: callback {unknown} is not registered here."
         )
-    workflow_runs().filter(pk=row.pk).update(
+    WorkflowRun.objects.using(tables.database()).unguarded().filter(pk=row.pk).update(
         status=new_status,
         completed_at=(row.completed_at or tables.NOW) if ended else None,
         updated_at=tables.NOW,

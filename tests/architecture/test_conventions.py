@@ -39,7 +39,7 @@ PUBLIC = (
     "celery/task",
     "celery/calls",
     "celery/result",
-    "celery/context",
+    "celery/live_runs",
     "contrib/callbacks/tasks",
     "internal_tasks",
     "notifications/task",

@@ -190,3 +190,28 @@ def test_an_optional_app_registers_once_however_often_it_is_made_ready() -> None
     for app in ours:
         app.ready()
     assert registered() == before
+
+
+_WITHOUT_CORE = """
+import sys
+
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", sys.argv[1]],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+"""
+
+
+def test_an_optional_app_without_the_core_says_which_app_to_add() -> None:
+    for path in sorted((ROOT / "django_durable_tasks/contrib").glob("*/apps.py")):
+        app = f"django_durable_tasks.contrib.{path.parent.name}"
+        done = subprocess.run(
+            [sys.executable, "-c", _WITHOUT_CORE, app],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert "ImproperlyConfigured" in done.stderr, done.stderr[-2000:]
+        assert "add 'django_durable_tasks' to INSTALLED_APPS" in done.stderr, done.stderr[-2000:]

@@ -257,7 +257,7 @@ def test_a_listener_stops_at_once_and_leaves_no_connection(
 ) -> None:
     sleeper = recorder()
     sleeper.wakeups.stop(10)
-    assert not any(notifier.is_alive() for listener in sleeper.wakeups._listeners)
+    assert not any(listener.is_alive() for listener in sleeper.wakeups._listeners)
     until(
         lambda: _listening() == 0,
         within=20,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django_durable_tasks.contrib.callbacks import signing_secrets
+from django_durable_tasks.contrib.callbacks import http
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
@@ -44,7 +44,7 @@ def create_settings(origin: str, folder: Path) -> str:
         row: NotificationSetting = deliveries.create_setting(name=one.setting, **values)
         secrets[path] = deliveries.secrets_of_setting(row, by="chaos").secrets
     url = f"{origin}/callbacks"
-    found = signing_secrets.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
+    found = http.secrets_of_callbacks(DEFAULT_TENANT_ID, url, None, by="chaos")
     secrets["/callbacks"] = found.secrets
     (folder / SECRETS).write_text(json.dumps(secrets))
     return url

@@ -23,6 +23,7 @@ from django_durable_tasks.tasks import attempts, claim, operator_actions
 from tests.concurrency.racing import no_errors, race
 from tests.database.transitions.transition_calls import FAILURE, PLACE
 from tests.factories import QUEUE, many_tasks
+from tests.messages import claim_due
 from tests.repetitions import repetitions
 
 STEPS, ROWS = repetitions(40), 12
@@ -35,7 +36,7 @@ def _some(dice: random.Random) -> Any:
 
 def _schedule(dice: random.Random) -> None:
     now = database_now() + timedelta(hours=1)
-    claim.claim(QUEUE, now, dice.randint(1, 6), PLACE.node)
+    claim_due(QUEUE, now, dice.randint(1, 6), PLACE.node)
     claim.republish(Task.objects.republish_due(now), now, 4)
 
 

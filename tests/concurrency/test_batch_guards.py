@@ -28,6 +28,7 @@ from tests.concurrency.racing import (
 from tests.database.limits.limited_tasks import limit
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE
 from tests.factories import NOOP, QUEUE, a_task, many_tasks, take_batch
+from tests.messages import claim_due
 from tests.waiting import until
 
 ELSEWHERE = RunLocation(node=uuid.UUID(int=2), worker="other@host", lease=60.0)
@@ -177,7 +178,7 @@ def test_a_task_that_runs_alone_after_a_crash_is_not_taken_into_a_batch() -> Non
     a_task(in_batch=True)
     _lose()
     assert take_batch(10, PLACE) == []
-    (message,) = claim.claim(QUEUE, database_now(), 10, PLACE.node)
+    (message,) = claim_due(QUEUE, database_now(), 10, PLACE.node)
     assert message.task_id == Task.objects.get().pk
 
 

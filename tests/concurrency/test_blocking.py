@@ -15,10 +15,11 @@ from django.test import override_settings
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import attempts, claim, operator_actions
+from django_durable_tasks.tasks import attempts, operator_actions
 from tests.concurrency.racing import no_errors, race
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, end, question, start
 from tests.factories import QUEUE, a_run, a_task, many_tasks
+from tests.messages import claim_due
 from tests.project import tasks
 
 # SQLite has one writer at a time by design, so every transaction there blocks others.
@@ -58,7 +59,7 @@ def _elsewhere(act: Any) -> Any:
 
 
 def _claim() -> list[Any]:
-    return [message.task_id for message in claim.claim(QUEUE, database_now(), 3, PLACE.node)]
+    return [message.task_id for message in claim_due(QUEUE, database_now(), 3, PLACE.node)]
 
 
 def _insert() -> Any:

@@ -20,9 +20,9 @@ from django_durable_tasks.states import dependencies
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import code_of, retry_on_deadlock
-from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.mariadb]
@@ -118,7 +118,7 @@ def test_a_claim_within_limits_that_is_aborted_by_a_deadlock_is_repeated() -> No
     new_process_state()
 
     def claimed() -> int:
-        return len(claim.claim(QUEUE, database_now(), 10, uuid.uuid4()))
+        return len(claim_due(QUEUE, database_now(), 10, uuid.uuid4()))
 
     def claim_observed() -> int:
         assert observer.limits_locked.wait(WITHIN)

@@ -17,9 +17,10 @@ from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import claims
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
-from django_durable_tasks.tasks import attempts, claim
+from django_durable_tasks.tasks import attempts
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_node, a_tenant, many_tasks, take_batch
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 from tests.waiting import until
 
@@ -33,7 +34,7 @@ def _limit(scope: str, places: int) -> None:
 
 
 def _claim() -> int:
-    return len(claim.claim(QUEUE, database_now(), 10, uuid.uuid4()))
+    return len(claim_due(QUEUE, database_now(), 10, uuid.uuid4()))
 
 
 def _runs() -> list[Run]:
@@ -131,7 +132,7 @@ def test_capacity_that_becomes_free_while_a_claim_makes_a_task_wait_is_used_at_o
         a_node(concurrency=2, queues=[QUEUE])
         many_tasks(2, due=-9, tenant_id=a_tenant().pk)
         new_process_state()
-    claim.claim(QUEUE, database_now(), 1, uuid.uuid4())
+    claim_due(QUEUE, database_now(), 1, uuid.uuid4())
     (run,) = _runs()
     make_wait, handed_over = claims.make_claimed_wait, list[int]()
 

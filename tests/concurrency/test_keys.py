@@ -17,7 +17,6 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import IdempotencyConflict, UniqueConflict
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.transitions.transition_calls import (
     FAILURE,
@@ -28,6 +27,7 @@ from tests.database.transitions.transition_calls import (
     succeed,
 )
 from tests.factories import QUEUE, a_task
+from tests.messages import claim_due
 from tests.project import tasks
 
 RACERS = 4
@@ -166,7 +166,7 @@ ENDS: dict[str, tuple[Status, Any]] = {
     "retry": (Status.RUNNING, partial(end, outcome=FAILURE)),
     "exhaust": (Status.RUNNING, partial(end, outcome=HOPELESS)),
     "start": (Status.QUEUED, start),
-    "claim": (Status.PENDING, lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node)),
+    "claim": (Status.PENDING, lambda row: claim_due(QUEUE, database_now(), 10, PLACE.node)),
     "cancel": (Status.PENDING, lambda row: Task.objects.cancel(row.key)),
 }
 

@@ -22,9 +22,9 @@ from django_durable_tasks.states import endings
 from django_durable_tasks.store import connections, tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
-from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.factories import NOOP, QUEUE, a_tenant, many_tasks, take_batch
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 from tests.repetitions import repetitions
 
@@ -39,7 +39,7 @@ def _limit(
 
 
 def _claim(queue: str = QUEUE) -> int:
-    return len(claim.claim(queue, database_now(), 10, uuid.uuid4()))
+    return len(claim_due(queue, database_now(), 10, uuid.uuid4()))
 
 
 def _end_some() -> None:

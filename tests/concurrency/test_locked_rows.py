@@ -32,6 +32,7 @@ from tests.concurrency.racing import on_another_connection
 from tests.database.recurring.schedules import START, a_schedule
 from tests.database.transitions.transition_calls import CRASH, PLACE
 from tests.factories import QUEUE, a_task, take_batch
+from tests.messages import claim_due
 
 LIMIT, LOCKED, FREE = 3, 7, 2
 
@@ -80,7 +81,7 @@ SWEEPS: dict[str, tuple[Callable[[float], Task], Callable[[], Any]]] = {
     ),
     "expire": (_due, lambda: endings.expire(tables.tasks().due(database_now()), LIMIT)),
     "age": (_due, lambda: release.age(database_now(), 0.0, LIMIT)),
-    "claim": (_due, lambda: claim.claim(QUEUE, database_now(), LIMIT, PLACE.node)),
+    "claim": (_due, lambda: claim_due(QUEUE, database_now(), LIMIT, PLACE.node)),
     "take": (lambda past: a_task(due=-past, in_batch=True), lambda: take_batch(LIMIT, PLACE)),
 }
 

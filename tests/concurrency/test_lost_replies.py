@@ -16,7 +16,7 @@ from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.models import Task
 from django_durable_tasks.states import runs
 from django_durable_tasks.states.claims import Unstarted
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks.options import Schedule
 from tests.concurrency.racing import one_lost_reply

@@ -32,6 +32,7 @@ from tests.database.transitions.transition_calls import (
     succeed,
 )
 from tests.factories import QUEUE, a_run, a_task, many_tasks, take_batch
+from tests.messages import claim_due
 
 ENDINGS: dict[str, Callable[[Task], Any]] = {
     "succeed": succeed,
@@ -88,7 +89,7 @@ def _cancel(row: Task) -> int:
 
 
 MOVES: dict[str, tuple[Status, Callable[[Task], Any]]] = {
-    "claim": (Status.PENDING, lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node)),
+    "claim": (Status.PENDING, lambda row: claim_due(QUEUE, database_now(), 10, PLACE.node)),
     "return_to_pending": (
         Status.QUEUED,
         lambda row: claims.return_to_pending(question(row), 0),
@@ -184,7 +185,7 @@ def test_concurrent_claims_never_take_the_same_task_and_together_take_all(operat
 
 def _batch(operation: str, node: uuid.UUID) -> list[uuid.UUID]:
     if operation == "claim":
-        return [message.task_id for message in claim.claim(QUEUE, database_now(), 7, node)]
+        return [message.task_id for message in claim_due(QUEUE, database_now(), 7, node)]
     place = RunLocation(node=node, worker="w", lease=60.0)
     runs: list[Run] = take_batch(7, place)
     return [run.task_id for run in runs]

@@ -21,7 +21,6 @@ from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import ledger
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import claim
 from tests.concurrency.racing import ROUNDS, no_errors, race
 from tests.database.recurring.schedules import (
     START,
@@ -34,6 +33,7 @@ from tests.database.recurring.schedules import (
 )
 from tests.database.transitions.transition_calls import PLACE, start, succeed
 from tests.factories import QUEUE
+from tests.messages import claim_due
 from tests.project import tasks
 from tests.waiting import until
 
@@ -288,7 +288,7 @@ def _meddle(rows: list[RecurringTask], dice: random.Random) -> None:
 
 
 def _work(dice: random.Random) -> None:
-    claim.claim(QUEUE, database_now() + timedelta(hours=2), 3, PLACE.node)
+    claim_due(QUEUE, database_now() + timedelta(hours=2), 3, PLACE.node)
     row = Task.objects.queued().order_by("pk").first()
     if row is not None and start(row) is not None:
         row.refresh_from_db()
@@ -336,12 +336,12 @@ def test_concurrent_claims_with_one_overlap_key_take_one_task_each_time() -> Non
         # As after a replay or a repeated release: all are due.
         Task.objects.unguarded().filter(recurring_task=row).update(due_at=START)
         messages = no_errors(
-            race([partial(claim.claim, QUEUE, database_now(), 2, PLACE.node)] * LEADERS)
+            race([partial(claim_due, QUEUE, database_now(), 2, PLACE.node)] * LEADERS)
         )
         published = [message.task_id for batch in messages for message in batch]
         queued = list(Task.objects.queued().values_list("pk", flat=True))
         assert queued == published
         assert len(published) <= 1
         overlap.release(10)
-        claim.claim(QUEUE, database_now(), 2, PLACE.node)
+        claim_due(QUEUE, database_now(), 2, PLACE.node)
         assert Task.objects.filter(status=Status.QUEUED).count() == 1

@@ -24,7 +24,7 @@ from django_durable_tasks.models import DeadLetter, Task, TaskDependency, Workfl
 from django_durable_tasks.schedules import trigger
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
-from django_durable_tasks.tasks import attempts, claim, operator_actions
+from django_durable_tasks.tasks import attempts, operator_actions
 from django_durable_tasks.workflows import Workflow, runs
 from tests.concurrency.racing import WITHIN, no_errors, race
 from tests.database.dependencies.worker_and_leader import HOPELESS, recount, resolve_all
@@ -33,6 +33,7 @@ from tests.database.transitions.transition_calls import FAILURE, PLACE, question
 from tests.database.verify.corruptions import DAMAGES
 from tests.database.verify.healthy_rows import ago, led
 from tests.factories import QUEUE, a_task
+from tests.messages import claim_due
 from tests.project.tasks import noop
 from tests.repetitions import repetitions
 
@@ -64,7 +65,7 @@ def _work(dice: random.Random) -> None:
         .distinct()
     )
     for queue in list(queues):
-        claim.claim(queue, database_now(), 3, PLACE.node)
+        claim_due(queue, database_now(), 3, PLACE.node)
     for row in list(Task.objects.filter(status=Status.QUEUED).order_by("?")[:3]):
         run = attempts.open_run(row.pk, row.epoch, PLACE, "id", None)
         if isinstance(run, Run):

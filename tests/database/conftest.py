@@ -35,6 +35,18 @@ def committed_rows(
         empty()
 
 
+@pytest.fixture(scope="module")
+def few_committed_rows(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Let a fixture of a module commit at most 500 rows of a table, as ``committed_rows`` does.
+
+    They are deleted after the last test. Truncating all tables waits longer for the disk, but is
+    what tests of query plans need.
+    """
+    with django_db_blocker.unblock():
+        yield
+        assert empty_tables(DEFAULT_DB_ALIAS)
+
+
 @pytest.fixture(autouse=True)
 def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Start with empty caches of queues and broker, and leave no connection and no message behind."""

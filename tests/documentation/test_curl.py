@@ -16,7 +16,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_durable_tasks.contrib.api import access
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.models import RecurringTask, SchedulerLease, Tenant
 from tests.documentation.pages import blocks, name_of, pages
 from tests.factories import a_task

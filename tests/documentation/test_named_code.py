@@ -46,7 +46,7 @@ def _defined(node: ast.stmt) -> set[str]:
 
 
 def located(dotted: str) -> tuple[Path, str] | None:
-    """Split `tasks.claim.claim` into the file and the name in it, if there is such a file."""
+    """Split `tasks.claim.claim_of` into the file and the name in it, if there is such a file."""
     parts = dotted.split(".")
     for end in range(len(parts) - 1, 0, -1):
         file = PACKAGE.joinpath(*parts[:end]).with_suffix(".py")

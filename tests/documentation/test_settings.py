@@ -5,9 +5,12 @@ and `manage.py check` has no finding.
 
 from __future__ import annotations
 
+import ast
 import base64
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from celery.app.defaults import DEFAULTS
 from django.conf import global_settings
 from django.core.management import call_command
 
+from django_durable_tasks import conf
 from tests.documentation.pages import DOCS, Block, blocks, name_of, pages, set_names
 from tests.runs import ROOT
 
@@ -176,6 +180,30 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 def unchanged(fresh: Project) -> dict[str, list[str]]:
     """Return what Django reads from the settings of a new project."""
     return fresh.checked()
+
+
+_KEY = re.compile(r"""DURABLE_TASKS\[["']([A-Z_]+)["']\]""")
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_a_key_of_durable_tasks_that_a_page_names_exists(page: Path) -> None:
+    named = set(_KEY.findall(page.read_text(encoding="utf-8")))
+    for block in blocks(page):
+        if "DURABLE_TASKS" in set_names(block):
+            named |= _keys_of(block)
+    assert named - {field.name for field in dataclasses.fields(conf.Settings)} == set()
+
+
+def _keys_of(block: Block) -> set[str]:
+    """Return the keys of the dictionary that a block assigns to DURABLE_TASKS."""
+    return {
+        key.value
+        for statement in ast.parse(block.text).body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)
+        if any(isinstance(one, ast.Name) and one.id == "DURABLE_TASKS" for one in statement.targets)
+        for key in statement.value.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    }
 
 
 def _known_names() -> set[str]:

@@ -63,7 +63,7 @@ def _without_leaving_the_heartbeat() -> None:
 
 def _without_recording_by_the_task_class() -> None:
     from django_durable_tasks.celery import endings
-    from django_durable_tasks.states.decisions import Outcome, Verdict, decide
+    from django_durable_tasks.states.machine import Outcome, Verdict, decide
     from django_durable_tasks.tasks.attempts import spent
 
     def silent(live: Any, outcome: Outcome, followups: Sequence[Any] = ()) -> Verdict:

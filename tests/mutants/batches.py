@@ -11,7 +11,7 @@ from tests.mutants.statements import has_statement, with_text
 
 def with_counted_crashes() -> None:
     """Count a crash for every task of a batch whose process died."""
-    from django_durable_tasks.states.decisions import decide
+    from django_durable_tasks.states.machine import decide
     from django_durable_tasks.tasks import attempts
 
     def alone(outcome: Any, row: Any) -> Any:

@@ -3,10 +3,10 @@
 
 def has_statement(name: str) -> bool:
     """Return whether the database has a statement of this name."""
-    from django_durable_tasks.store import statements
+    from django_durable_tasks.store import dialects
     from django_durable_tasks.store.dialects import vendor
 
-    return statements.text(name, vendor()) is not None
+    return dialects.text(name, vendor()) is not None
 
 
 def with_text(name: str, *changes: tuple[str, str]) -> None:
@@ -14,9 +14,9 @@ def with_text(name: str, *changes: tuple[str, str]) -> None:
 
     On a database without SQL of its own nothing is replaced.
     """
-    from django_durable_tasks.store import statements
+    from django_durable_tasks.store import dialects
 
-    text = statements.text
+    text = dialects.text
     # At the installation: an error in the statement would look as if a test had found the mutant.
     original = text(name, "postgresql") or ""
     for words, _ in changes:
@@ -30,4 +30,4 @@ def with_text(name: str, *changes: tuple[str, str]) -> None:
                 found = found.replace(words, others)
         return found
 
-    setattr(statements, "text", changed)  # noqa: B010 - mypy knows it as a function
+    setattr(dialects, "text", changed)  # noqa: B010 - mypy knows it as a function

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from django_durable_tasks.models import Task
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts
 from tests.processes.rows import accepted_twice, logged, row

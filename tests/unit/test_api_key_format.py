@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import KeyMode
-from django_durable_tasks.contrib.api.values import composed, digest_of, presented
+from django_durable_tasks.contrib.api.access import composed, digest_of, presented
 
 KEY = composed(KeyMode.LIVE, "0a1b2c3d", "s" * 43)
 

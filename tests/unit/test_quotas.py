@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks import conf
-from django_durable_tasks.contrib.api.checks import check_quotas
-from django_durable_tasks.contrib.api.values import Quotas, RequestRate, quotas_of, request_rate_of
+from django_durable_tasks.contrib.api.quotas import (
+    Quotas,
+    RequestRate,
+    check_quotas,
+    quotas_of,
+    request_rate_of,
+)
 from django_durable_tasks.exceptions import InvalidOption
 
 

@@ -12,19 +12,14 @@ from django.http import HttpRequest
 from django.utils.html import escape
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.admin import display, filters, staff_tenants, tenants
+from django_durable_tasks.admin import display, filters, tenants
 from django_durable_tasks.admin.actions import action_of, form_fields, who
 from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.contrib.api import access, quotas
+from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
 from django_durable_tasks.contrib.api.models import ApiKey, StaffTenant
-from django_durable_tasks.contrib.api.values import (
-    NUMBERS,
-    REQUESTS,
-    SCOPE_HELP,
-    ApiScope,
-    quotas_of,
-)
+from django_durable_tasks.contrib.api.quotas import NUMBERS, REQUESTS, quotas_of
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.store.clock import estimated_now
@@ -92,15 +87,6 @@ def _staff_of(tenant: Tenant) -> list[str]:
     return list(users.values_list("username", flat=True))
 
 
-def _unlimited() -> str:
-    """Return which staff users see all tenants, and why."""
-    found = access.unlimited_users(_SHOWN + 1)
-    names = [f"{user.username} ({user.reason})" for user in found[:_SHOWN]]
-    text = _("Staff users who see all tenants: %s.") % ", ".join(names or ["-"])
-    more = _("`manage.py durable staff list` shows all of them.")
-    return escape(text if len(found) <= _SHOWN else f"{text} {more}")
-
-
 class TenantAdmin(tenants.TenantAdmin):
     """Tenants with their quotas and staff users."""
 
@@ -111,8 +97,13 @@ class TenantAdmin(tenants.TenantAdmin):
     def sections(self, request: HttpRequest, obj: Any) -> Any:
         shown: list[Any] = super().sections(request, obj)
         if self._may_assign(request):
-            access = {"fields": ("staff", "all_tenants"), "description": _unlimited()}
-            shown.append((_("Access"), access))
+            unlimited = access.unlimited_users(_SHOWN + 1)
+            users = [f"{user.username} ({user.reason})" for user in unlimited[:_SHOWN]]
+            text = str(_("Staff users who see all tenants: %s.") % ", ".join(users or ["-"]))
+            if len(unlimited) > _SHOWN:
+                text += f" {_('`manage.py durable staff list` shows all of them.')}"
+            section = {"fields": ("staff", "all_tenants"), "description": escape(text)}
+            shown.append((_("Access"), section))
         if quotas.set_quotas.is_permitted(request.user):
             names = (REQUESTS,) if obj is not None and obj.pk == DEFAULT_TENANT_ID else QUOTAS
             text = _("Empty: the value of DURABLE_TASKS['QUOTAS']. %s") % quotas.set_quotas.help
@@ -124,7 +115,7 @@ class TenantAdmin(tenants.TenantAdmin):
         permitted = access.assign_staff.is_permitted(
             request.user
         ) and access.unassign_staff.is_permitted(request.user)
-        return permitted and not staff_tenants.is_limited(request)
+        return permitted and not filters.is_limited(request)
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """Set the quotas after the tenant is saved, if they were changed."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import optional_apps
 
-class ApiConfig(AppConfig):
+
+class ApiConfig(optional_apps.OptionalAppConfig):
     """Serves the HTTP API, and has API keys, quotas of tenants and staff users of tenants."""
 
     name = "django_durable_tasks.contrib.api"
@@ -21,7 +22,7 @@ class ApiConfig(AppConfig):
         from django_durable_tasks import ports
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.api import access, bulk_operations, commands, quotas
-        from django_durable_tasks.contrib.api.checks import check_quotas  # noqa: F401 - registers
+        from django_durable_tasks.contrib.api.quotas import check_quotas  # noqa: F401 - registers
         from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, Job, register_job
 
         ports.bind_tenants(quotas, access.tenants_of)

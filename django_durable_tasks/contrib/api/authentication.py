@@ -12,15 +12,8 @@ from rest_framework.throttling import BaseThrottle
 
 from django_durable_tasks import conf
 from django_durable_tasks.contrib.api import access, problems, quotas
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.problems import Problem, invalid_header
-from django_durable_tasks.contrib.api.quotas import tenant_quotas
-from django_durable_tasks.contrib.api.values import (
-    REQUESTS,
-    ApiScope,
-    RateDecision,
-    RequestRate,
-    request_rate_of,
-)
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.operations.operation import APP
 from django_durable_tasks.store.clock import ReceivedTime, estimated_now
@@ -43,11 +36,11 @@ class TenantThrottle(BaseThrottle):
         return True
 
 
-def admit_request(tenant: Tenant, requests: int = 1) -> RateDecision | None:
+def admit_request(tenant: Tenant, requests: int = 1) -> quotas.RateDecision | None:
     """Count a request of the tenant, or one that costs as much as several; None without a quota of
     requests. Raises Problem.
     """
-    rate = tenant_quotas(tenant).requests
+    rate = quotas.tenant_quotas(tenant).requests
     if rate is None:
         return None
     decision = quotas.admit_requests(tenant.pk, rate, estimated_now(), requests)
@@ -63,7 +56,7 @@ def admit_request(tenant: Tenant, requests: int = 1) -> RateDecision | None:
     )
 
 
-def rate_headers(decision: RateDecision) -> dict[str, str]:
+def rate_headers(decision: quotas.RateDecision) -> dict[str, str]:
     """Return the headers ``RateLimit-Policy`` and ``RateLimit``; ``t`` is never later than
     ``Retry-After``.
     """
@@ -101,7 +94,7 @@ class Caller:
     user: Any = None
     tenants: frozenset[int] | None = None
     clock: ReceivedTime | None = None
-    decision: RateDecision | None = None
+    decision: quotas.RateDecision | None = None
     is_authenticated: bool = True
 
     def require_permission(self, *names: str) -> None:
@@ -146,7 +139,7 @@ class ApiKeyAuthentication(BaseAuthentication):
         if kind.lower() != "bearer" or len(text) > _LONGEST:
             raise AuthenticationFailed("Send the API key as `Authorization: Bearer <key>`.")
         now = estimated_now()
-        rate: RequestRate | None = request_rate_of(conf.quotas().get(REQUESTS))
+        rate: quotas.RequestRate | None = quotas.request_rate_of(conf.quotas().get(quotas.REQUESTS))
         found = access.verified_key(text.strip(), now, rate)
         if found is None:
             # One answer for every cause, so that it does not reveal which ids exist.
@@ -183,23 +176,21 @@ class StaffSessionAuthentication(SessionAuthentication):
         scopes = frozenset(ApiScope)
         if not user.has_perm(f"{APP}.{_READS_SECRETS}"):
             scopes -= {ApiScope.SECRETS}
-        tenant = _chosen(request.headers.get(TENANT_HEADER), allowed)
+        # Without the header, the only tenant or the default one.
+        slug = request.headers.get(TENANT_HEADER)
+        rows = Tenant.objects.using(conf.settings().DATABASE).select_related("quota")
+        if allowed is not None:
+            rows = rows.filter(pk__in=allowed)
+        if slug is None and allowed is not None and len(allowed) > 1:
+            raise invalid_header(TENANT_HEADER, "name one of the tenants of GET /tenants.")
+        if slug is None:
+            tenant = rows.filter(pk=DEFAULT_TENANT_ID).first() if allowed is None else rows.first()
+        else:
+            tenant = None if "\x00" in slug else rows.filter(slug=slug[:_LONGEST]).first()
+        if tenant is None and allowed is not None and not allowed:
+            raise Problem(problems.NOT_FOUND, "No tenant is assigned to this user.")
+        if tenant is None:
+            raise Problem(
+                problems.NOT_FOUND, f"{TENANT_HEADER}: there is no tenant with this slug."
+            )
         return Caller(tenant, user.get_username(), scopes, user, allowed), None
-
-
-def _chosen(slug: str | None, allowed: frozenset[int] | None) -> Tenant:
-    """Return the tenant that the header names; without it the only one, or the default one."""
-    rows = Tenant.objects.using(conf.settings().DATABASE).select_related("quota")
-    if allowed is not None:
-        rows = rows.filter(pk__in=allowed)
-    if slug is None and allowed is not None and len(allowed) > 1:
-        raise invalid_header(TENANT_HEADER, "name one of the tenants of GET /tenants.")
-    if slug is None:
-        found = rows.filter(pk=DEFAULT_TENANT_ID).first() if allowed is None else rows.first()
-    else:
-        found = None if "\x00" in slug else rows.filter(slug=slug[:_LONGEST]).first()
-    if found is None and allowed is not None and not allowed:
-        raise Problem(problems.NOT_FOUND, "No tenant is assigned to this user.")
-    if found is None:
-        raise Problem(problems.NOT_FOUND, f"{TENANT_HEADER}: there is no tenant with this slug.")
-    return found

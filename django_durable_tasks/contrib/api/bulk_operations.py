@@ -7,7 +7,8 @@ killed, no step is repeated or left out.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,23 +16,80 @@ from django.db.models import OuterRef, Subquery
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
-from django_durable_tasks.choices import OPEN, REPLAYABLE
+from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.contrib.api.idempotent_requests import prune_requests
 from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
-from django_durable_tasks.contrib.api.values import TaskFilter, task_filter
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import QuotaExceeded, TransitionRefused
 from django_durable_tasks.limits.waitlist import URGENT
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
+from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import bound_transaction, dedicated_connection
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.tasks import enqueue, operator_actions
-from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions, call_options
+
+# The filters of lists of tasks and of bulk operations. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """Which tasks: in this status, queue and of this name, created from ``since`` until before
+    ``before``. None matches all.
+    """
+
+    status: Status | None = None
+    queue: str | None = None
+    name: str | None = None
+    since: datetime | None = None
+    before: datetime | None = None
+
+    @property
+    def first_id(self) -> uuid.UUID | None:
+        """The least id of the period; ids sort by creation time in milliseconds."""
+        return None if self.since is None else _id_at(self.since)
+
+    @property
+    def end_id(self) -> uuid.UUID | None:
+        """The least id after the period."""
+        return None if self.before is None else _id_at(self.before)
+
+    def matches(self, status: str, queue: str, name: str) -> bool:
+        """Return whether a task with an id of the period matches."""
+        return (
+            self.status in (None, status)
+            and self.queue in (None, queue)
+            and self.name in (None, name)
+        )
+
+    def stored(self) -> dict[str, Any]:
+        """Return the filters that are given as JSON values."""
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else str(value)
+            for name, value in asdict(self).items()
+            if value is not None
+        }
+
+
+def task_filter(stored: Mapping[str, Any]) -> TaskFilter:
+    """Return the filter of ``TaskFilter.stored``."""
+    found = dict(stored)
+    for name in ("since", "before"):
+        if name in found:
+            found[name] = datetime.fromisoformat(found[name])
+    if "status" in found:
+        found["status"] = Status(found["status"])
+    return TaskFilter(**found)
+
+
+def _id_at(at: datetime) -> uuid.UUID:
+    return first_uuid7_of(max(0, int(at.timestamp() * 1_000)))
+
 
 BULK_OPERATION_TASK = "django_durable_tasks.bulk_operation"
 EXAMINED = 1_000
@@ -118,7 +176,21 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         if row.completed_at is not None:
             return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
         which, wanted = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
-        read = _next_tasks(row, which.first_id)
+        # No index of its own finds the rows of the default tenant, so the tasks of all tenants are
+        # read. A cancellation reads open tasks only, however many have ended: a task may run until
+        # it is read.
+        rows = tables.tasks().filter(pk__lt=row.until_id)
+        if row.kind == BulkKind.CANCEL:
+            rows = rows.filter(status__in=sorted(OPEN), completed_at__isnull=True)
+        if row.tenant_id != DEFAULT_TENANT_ID:
+            rows = rows.filter(tenant_id=row.tenant_id)
+        if row.last_id is not None:
+            rows = rows.filter(pk__gt=row.last_id)
+        elif which.first_id is not None:
+            rows = rows.filter(pk__gte=which.first_id)
+        read = list(
+            rows.only("pk", "tenant_id", "status", "queue", "name").order_by("pk")[:EXAMINED]
+        )
         # The tasks of bulk operations are never changed.
         matching = [
             task.pk
@@ -138,24 +210,6 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         columns = ("last_id", "matched", "changed", "failed", "errors", "completed_at")
         tables.unguarded(BulkOperation).bulk_update([row], columns)
     return BulkProgress(row.matched, row.changed, row.failed, row.completed_at is not None)
-
-
-def _next_tasks(row: BulkOperation, first: uuid.UUID | None) -> list[Any]:
-    """Return the next tasks of the tenant in the order of their ids; of all tenants if it is the
-    default one, whose rows no index of their own finds.
-
-    A cancellation reads open tasks only, however many have ended: a task may run until it is read.
-    """
-    rows = tables.tasks().filter(pk__lt=row.until_id)
-    if row.kind == BulkKind.CANCEL:
-        rows = rows.filter(status__in=sorted(OPEN), completed_at__isnull=True)
-    if row.tenant_id != DEFAULT_TENANT_ID:
-        rows = rows.filter(tenant_id=row.tenant_id)
-    if row.last_id is not None:
-        rows = rows.filter(pk__gt=row.last_id)
-    elif first is not None:
-        rows = rows.filter(pk__gte=first)
-    return list(rows.only("pk", "tenant_id", "status", "queue", "name").order_by("pk")[:EXAMINED])
 
 
 def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> tuple[int, list[dict[str, str]]]:

@@ -9,14 +9,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.problems import invalid_parameter
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import OneTaskMixin
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
+from django_durable_tasks.contrib.callbacks.http import secrets_of_callbacks
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
-from django_durable_tasks.contrib.callbacks.signing_secrets import secrets_of_callbacks
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget
 
 
@@ -28,7 +28,7 @@ class DeliveryAnswer(Answer):
     class Meta:
         model = DeliveryAttempt
         hidden = (
-            *("task", "run_id", "endpoint", "encryption_key"),
+            *("task", "run_id", "endpoint"),
             *("dns_seconds", "connect_seconds", "tls_seconds", "first_byte_seconds"),
         )
 

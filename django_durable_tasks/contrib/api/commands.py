@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from django_durable_tasks.command.arguments import argument, values
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
     Options,
     Output,
+    argument,
     perform,
     refuse,
     subcommand,
     table,
     tenant_named,
+    values,
 )
 from django_durable_tasks.contrib.api import access, quotas
 from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet, StaffTenant
@@ -125,39 +126,35 @@ def staff(options: Options, out: Output) -> int:
         staff unassign --tenant acme --username ann --all-tenants
     """
     if options["action"] == "list":
-        return _list_staff(out)
+        # The assignments, limited users without a tenant, and the users who see all tenants.
+        assignments = tables.unguarded(StaffTenant).select_related("tenant")
+        listed = list(assignments.order_by("username", "tenant_id")[:_MOST])
+        assigned = {row.user_key for row in listed if row.tenant is not None}
+        shown = {
+            (row.user_key, row.tenant_id): row
+            for row in listed
+            if row.tenant is not None or row.user_key not in assigned
+        }
+        rows = [
+            {
+                "user": row.username,
+                "tenant": "(none)" if row.tenant is None else row.tenant.slug,
+                "assigned_by": row.assigned_by,
+                "reason": row.reason,
+            }
+            for row in shown.values()
+        ]
+        unlimited = access.unlimited_users(_MOST)
+        rows += [
+            {"user": user.username, "tenant": "(all)", "assigned_by": "", "reason": user.reason}
+            for user in unlimited
+        ]
+        out.note_if_cut(max(listed, unlimited, key=len), _MOST)
+        columns = ("user", "tenant", "assigned_by", "reason")
+        return out.emit(rows, table(columns, rows, "there are no staff users"))
     if not options["tenant"] or not options["username"]:
         refuse("Give --tenant and --username.")
     operation = access.assign_staff if options["action"] == "assign" else access.unassign_staff
     outcome = perform(operation, tenant_named(options["tenant"]), options)
     out.note(outcome.message)
     return OK if outcome.changed else REFUSED
-
-
-def _list_staff(out: Output) -> int:
-    """List the assignments, limited users without a tenant, and the users who see all tenants."""
-    assignments = tables.unguarded(StaffTenant).select_related("tenant")
-    listed = list(assignments.order_by("username", "tenant_id")[:_MOST])
-    assigned = {row.user_key for row in listed if row.tenant is not None}
-    shown = {
-        (row.user_key, row.tenant_id): row
-        for row in listed
-        if row.tenant is not None or row.user_key not in assigned
-    }
-    rows = [
-        {
-            "user": row.username,
-            "tenant": "(none)" if row.tenant is None else row.tenant.slug,
-            "assigned_by": row.assigned_by,
-            "reason": row.reason,
-        }
-        for row in shown.values()
-    ]
-    unlimited = access.unlimited_users(_MOST)
-    rows += [
-        {"user": user.username, "tenant": "(all)", "assigned_by": "", "reason": user.reason}
-        for user in unlimited
-    ]
-    out.note_if_cut(max(listed, unlimited, key=len), _MOST)
-    columns = ("user", "tenant", "assigned_by", "reason")
-    return out.emit(rows, table(columns, rows, "there are no staff users"))

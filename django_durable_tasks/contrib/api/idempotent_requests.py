@@ -29,11 +29,9 @@ from django_durable_tasks.states import inserts
 from django_durable_tasks.states.guarded_update import watching
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import TimeLimits
-from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
+from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
-from django_durable_tasks.store.statements import sql
-from django_durable_tasks.tasks.enqueue import insert_with_answer, planned
-from django_durable_tasks.tasks.new_task import Call
+from django_durable_tasks.tasks.enqueue import Call, insert_with_answer, planned
 
 # Performs operations and rolls them back.
 

@@ -8,11 +8,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.callbacks import SigningSecretAnswer
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.serializers import Answer, Options
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
@@ -38,7 +38,7 @@ class NotificationSettingAnswer(Answer):
 
     class Meta:
         model = NotificationSetting
-        hidden = ("collecting", "revision", "reason", "encryption_key", "on_alert")
+        hidden = ("revision", "reason", "on_alert")
 
 
 class NotificationTestAnswer(NotificationSettingAnswer):

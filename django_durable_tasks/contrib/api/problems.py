@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -201,18 +201,11 @@ _FIELD_OF = {"interval": "interval_seconds", "calendars": "calendar", "workflow"
 
 
 def problem_of(error: Exception) -> Problem:
-    """Return the problem of this exception. An unexpected one is logged with its traceback."""
-    if isinstance(error, Problem):
-        return _without_settings(error)
-    for kinds, build in _MAPPING:
-        if isinstance(error, kinds):
-            return _without_settings(build(error))
-    logger.error("A request to the API failed unexpectedly", exc_info=error)
-    return Problem(INTERNAL_ERROR, "An unexpected error was logged.")
+    """Return the problem of this exception. An unexpected one is logged with its traceback.
 
-
-def _without_settings(problem: Problem) -> Problem:
-    """Name no setting: a client cannot change it, and can only ask the operator."""
+    It names no setting: a client cannot change it, and can only ask the operator.
+    """
+    problem = error if isinstance(error, Problem) else _problem(error)
     problem.detail = text_for_tenants(problem.detail)
     problem.parts = tuple(
         dataclasses.replace(part, detail=text_for_tenants(part.detail)) for part in problem.parts
@@ -220,20 +213,72 @@ def _without_settings(problem: Problem) -> Problem:
     return problem
 
 
-def _of_kind(kind: ProblemType) -> Callable[[Any], Problem]:
-    return lambda error: Problem(kind, str(error) or kind.title)
+def _problem(error: Exception) -> Problem:
+    text = str(error)
+    for kinds, kind in _KINDS:
+        if isinstance(error, kinds):
+            return Problem(kind, text or kind.title)
+    match error:
+        case drf.ValidationError():
+            parts = list(islice(_parts(error.detail, "#"), _REPORTED))
+            unreadable = any(part.code == "unknown_field" for part in parts)
+            first = parts[0] if parts else InvalidPart("#", "The body is not valid.")
+            detail = f"{first.name}: {first.detail}"
+            return Problem(MALFORMED if unreadable else INVALID, detail, parts)
+        case drf.NotFound() | Http404():
+            return Problem(NOT_FOUND, NOT_FOUND.title)
+        case ours.QuotaExceeded():
+            more = {"violated-policies": [error.quota], "limit": error.limit, "used": error.used}
+            return Problem(QUOTA_EXCEEDED, text, headers=_RETRY_LATER, more=more)
+        case ours.UnknownTask():
+            return invalid_field("#/target_config/task", text, "unknown_task")
+        case ours.InvalidTarget():
+            # The option is the member of `target_config` that is not valid.
+            return invalid_field("/".join(filter(None, ("#/target_config", error.option))), text)
+        case ours.PayloadTooLarge():
+            return invalid_field("#/target_config", text, "too_large")
+        case ours.InvalidArguments():
+            return invalid_field("#/target_config", text)
+        case ours.InvalidDependency() | ours.DependencyCycle():
+            return invalid_field("#/depends_on", text)
+        case ours.EncryptionError():
+            # The text names the key and the row, which concern operators only.
+            logger.error("A request to the API failed: %s", error)
+            detail = "A stored value cannot be decrypted; it was logged."
+            return Problem(UNDECRYPTABLE, detail)
+        case ours.DurableTasksError():
+            name = _FIELD_OF.get(error.option, error.option)
+            return invalid_field(f"#/{name}" if name else "#", text)
+        case DataError():
+            logger.warning("The database refused a value of a request: %s", error)
+            return Problem(INVALID, "The database cannot store one of the values.")
+        case OperationalError() | InterfaceError():
+            unavailable = True
+        case DatabaseError():
+            unavailable = is_unmigrated(error)
+        case _:
+            unavailable = False
+    if unavailable:
+        logger.warning("A request to the API failed because of the database: %s", error)
+        detail = "The database does not answer, or a lock was not free in time."
+        return Problem(UNAVAILABLE, detail, headers=_RETRY_SOON)
+    logger.error("A request to the API failed unexpectedly", exc_info=error)
+    return Problem(INTERNAL_ERROR, "An unexpected error was logged.")
 
 
-def _not_allowed(error: drf.MethodNotAllowed) -> Problem:
-    return Problem(METHOD_NOT_ALLOWED, str(error.detail))
-
-
-def _validation(error: drf.ValidationError) -> Problem:
-    parts = list(islice(_parts(error.detail, "#"), _REPORTED))
-    unreadable = any(part.code == "unknown_field" for part in parts)
-    kind = MALFORMED if unreadable else INVALID
-    first = parts[0] if parts else InvalidPart("#", "The body is not valid.")
-    return Problem(kind, f"{first.name}: {first.detail}", parts)
+_KINDS: tuple[tuple[tuple[type[Exception], ...], ProblemType], ...] = (
+    ((drf.NotAuthenticated, drf.AuthenticationFailed), UNAUTHENTICATED),
+    ((drf.PermissionDenied,), SCOPE_MISSING),
+    ((drf.MethodNotAllowed,), METHOD_NOT_ALLOWED),
+    ((drf.NotAcceptable,), NOT_ACCEPTABLE),
+    ((drf.UnsupportedMediaType,), UNSUPPORTED_MEDIA_TYPE),
+    # One of the suspicious operations of the next line.
+    ((RequestDataTooBig,), BODY_TOO_LARGE),
+    ((drf.ParseError, UnreadablePostError, SuspiciousOperation), MALFORMED),
+    ((ours.RequestInProgress,), IN_PROGRESS),
+    ((ours.IdempotencyConflict, ours.UniqueConflict, ours.TransitionRefused), CONFLICT),
+)
+"""Errors whose own text is the detail, and their problems."""
 
 
 def _parts(detail: Any, pointer: str) -> Iterator[InvalidPart]:
@@ -254,84 +299,3 @@ def _parts(detail: Any, pointer: str) -> Iterator[InvalidPart]:
 def escaped(name: str) -> str:
     """Return a key as part of a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
-
-
-def _option(error: ours.DurableTasksError) -> Problem:
-    name = _FIELD_OF.get(error.option, error.option)
-    return invalid_field(f"#/{name}" if name else "#", str(error))
-
-
-def _target(error: ours.InvalidTarget) -> Problem:
-    """Name the member of ``target_config`` that is not valid."""
-    return invalid_field("/".join(filter(None, ("#/target_config", error.option))), str(error))
-
-
-def _at(pointer: str, code: str = "invalid") -> Callable[[Any], Problem]:
-    return lambda error: invalid_field(pointer, str(error), code)
-
-
-def _quota(error: ours.QuotaExceeded) -> Problem:
-    more = {"violated-policies": [error.quota], "limit": error.limit, "used": error.used}
-    return Problem(QUOTA_EXCEEDED, str(error), headers=_RETRY_LATER, more=more)
-
-
-def _unavailable(error: Exception) -> Problem:
-    logger.warning("A request to the API failed because of the database: %s", error)
-    return Problem(
-        UNAVAILABLE,
-        "The database does not answer, or a lock was not free in time.",
-        headers=_RETRY_SOON,
-    )
-
-
-def _undecryptable(error: Exception) -> Problem:
-    # The text names the key and the row, which concern operators only.
-    logger.error("A request to the API failed: %s", error)
-    return Problem(UNDECRYPTABLE, "A stored value cannot be decrypted; it was logged.")
-
-
-def _database(error: DatabaseError) -> Problem:
-    if is_unmigrated(error):
-        return _unavailable(error)
-    logger.error("A request to the API failed unexpectedly", exc_info=error)
-    return Problem(INTERNAL_ERROR, "An unexpected error was logged.")
-
-
-def _out_of_range(error: DataError) -> Problem:
-    logger.warning("The database refused a value of a request: %s", error)
-    return Problem(INVALID, "The database cannot store one of the values.")
-
-
-_MAPPING: tuple[tuple[Any, Callable[[Any], Problem]], ...] = (
-    (drf.ValidationError, _validation),
-    ((drf.NotAuthenticated, drf.AuthenticationFailed), _of_kind(UNAUTHENTICATED)),
-    (drf.PermissionDenied, _of_kind(SCOPE_MISSING)),
-    (
-        (drf.NotFound, Http404),
-        lambda error: Problem(NOT_FOUND, NOT_FOUND.title),
-    ),
-    (drf.MethodNotAllowed, _not_allowed),
-    (drf.NotAcceptable, _of_kind(NOT_ACCEPTABLE)),
-    (drf.UnsupportedMediaType, _of_kind(UNSUPPORTED_MEDIA_TYPE)),
-    (
-        (drf.ParseError, UnreadablePostError, SuspiciousOperation),
-        _of_kind(MALFORMED),
-    ),
-    (RequestDataTooBig, _of_kind(BODY_TOO_LARGE)),
-    (ours.RequestInProgress, _of_kind(IN_PROGRESS)),
-    (
-        (ours.IdempotencyConflict, ours.UniqueConflict, ours.TransitionRefused),
-        _of_kind(CONFLICT),
-    ),
-    (ours.QuotaExceeded, _quota),
-    (ours.UnknownTask, _at("#/target_config/task", "unknown_task")),
-    (ours.InvalidTarget, _target),
-    (ours.PayloadTooLarge, _at("#/target_config", "too_large")),
-    (ours.InvalidArguments, _at("#/target_config")),
-    ((ours.InvalidDependency, ours.DependencyCycle), _at("#/depends_on")),
-    (ours.EncryptionError, _undecryptable),
-    (ours.DurableTasksError, _option),
-    ((OperationalError, InterfaceError), _unavailable),
-    (DataError, _out_of_range),
-    (DatabaseError, _database),
-)

@@ -20,21 +20,16 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.queues import Depth, depths
 from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.openapi import document_text
 from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads, paused_queues
-from django_durable_tasks.models import (
-    Node,
-    NodeKind,
-    SchedulerLease,
-    Task,
-)
+from django_durable_tasks.models import Node, NodeKind, SchedulerLease, Task
 from django_durable_tasks.operations.operation import Operation, Target
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.clock import database_now
@@ -79,23 +74,31 @@ class RecentHealth:
         """Return the answer of the last second, or a new one."""
         if not self._found or time.monotonic() >= self._until:
             try:
-                self._found = {"ready": True, **_firing()}
+                now = database_now()
+                led = (
+                    SchedulerLease.objects.using(conf.settings().DATABASE)
+                    .filter(expires_at__gt=now)
+                    .exists()
+                )
+                stopped = paused_queues()
+                waiting = [
+                    *heads().items(),
+                    *((one.queue, one.due_at) for one in batches.batch_heads(now)),
+                ]
+                due = [at for queue, at in waiting if at <= now and queue not in stopped]
+                age = (now - min(due)).total_seconds() if due else 0.0
+                firing = led and age <= conf.settings().OLDEST_DUE_MAX
+                self._found = {
+                    "ready": True,
+                    "leader": led,
+                    "oldest_due_age": age,
+                    "firing": firing,
+                }
             except Error:
                 self._found = {"ready": False, "leader": False, "oldest_due_age": None}
                 self._found["firing"] = False
             self._until = time.monotonic() + _HEALTH_KEPT
         return self._found
-
-
-def _firing() -> dict[str, Any]:
-    now = database_now()
-    led = SchedulerLease.objects.using(conf.settings().DATABASE).filter(expires_at__gt=now).exists()
-    stopped = paused_queues()
-    waiting = [*heads().items(), *((one.queue, one.due_at) for one in batches.batch_heads(now))]
-    due = [at for queue, at in waiting if at <= now and queue not in stopped]
-    age = (now - min(due)).total_seconds() if due else 0.0
-    firing = led and age <= conf.settings().OLDEST_DUE_MAX
-    return {"leader": led, "oldest_due_age": age, "firing": firing}
 
 
 class NodeAnswer(Answer):
@@ -138,13 +141,14 @@ class SchedulerViewSet(ApiViewSet):
         Endings are counted up to 100,000, late recurring tasks up to 1,000.
         """
         found = overview(registry.names())
+        scans = [node.last_scan_at for node in found.alive(NodeKind.SCHEDULER) if node.last_scan_at]
         return Response(
             {
                 "now": fields.Instant().to_representation(found.now),
                 "leader": found.leader.name if found.leader and found.is_led else None,
                 "term": found.term,
                 "nodes": [_node(node, found) for node in found.nodes],
-                "last_scan_at": _last_scan(found),
+                "last_scan_at": fields.Instant().to_representation(max(scans)) if scans else None,
                 "completed_24h": _ended(Status.SUCCESS, found.now),
                 "failed_24h": _ended(Status.FAILED, found.now),
                 "running": sum(depth.running for depth in found.depths),
@@ -162,11 +166,6 @@ def _node(node: Node, found: Overview) -> dict[str, Any]:
         "silent": found.is_silent(node),
         "stalled": found.stalled.get(node.pk, ""),
     }
-
-
-def _last_scan(found: Overview) -> Any:
-    scans = [node.last_scan_at for node in found.alive(NodeKind.SCHEDULER) if node.last_scan_at]
-    return fields.Instant().to_representation(max(scans)) if scans else None
 
 
 def _ended(status: Status, now: datetime) -> int:

@@ -15,6 +15,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
 from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
@@ -28,7 +29,6 @@ from django_durable_tasks.contrib.api.targets import (
     edited_arguments,
     target_of,
 )
-from django_durable_tasks.contrib.api.values import ApiScope
 from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
@@ -39,7 +39,12 @@ from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.lifecycle import check_runs_per_day
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.options import API, columns
-from django_durable_tasks.schedules.schedule_cache import agenda_of
+from django_durable_tasks.schedules.timetables.rrule import (
+    MOST_COUNTED,
+    MOST_DATES,
+    MOST_INTERVAL,
+    MOST_LINES,
+)
 from django_durable_tasks.store import tables
 
 # Characters of a cron expression and of an RRULE, and times of `at`: a bound for their parsers.
@@ -59,8 +64,19 @@ class ScheduleEditBody(Options):
 
     target_config = fields.JsonObject(required=False)
     interval_seconds = fields.Seconds(required=False, min_value=1)
-    cron = fields.Text(required=False, max_length=_CRON_MAX)
-    rrule = fields.Text(required=False, max_length=_RULE_MAX)
+    cron = fields.Text(
+        required=False,
+        max_length=_CRON_MAX,
+        help_text="Five fields: minute, hour, day of month, month and day of week, such as"
+        " '30 2 * * mon-fri'; or a nickname such as '@daily'.",
+    )
+    rrule = fields.Text(
+        required=False,
+        max_length=_RULE_MAX,
+        help_text="RRULE, RDATE, EXRULE, EXDATE and DTSTART of RFC 5545, one per line: at most"
+        f" {_RULE_MAX:,} characters, {MOST_LINES} lines and {MOST_DATES} commas."
+        f" INTERVAL is at most {MOST_INTERVAL:,}, and COUNT {MOST_COUNTED:,}.",
+    )
     at = fields.Items(
         child=fields.Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX
     )
@@ -105,9 +121,9 @@ class ScheduleAnswer(Answer):
     class Meta:
         model = RecurringTask
         hidden = (
-            *("task", "args", "kwargs", "options", "declaration", "encryption_key"),
+            *("task", "args", "kwargs", "options", "declaration"),
             *("paused_at", "undeclared_at", "watermark_at", "ledger_from", "tzdata_version"),
-            *("source", "revision", "overlap_key", "jitter_percent", "overrides"),
+            *("source", "revision", "overlap_key", "jitter_percent"),
         )
 
 
@@ -117,7 +133,7 @@ class OccurrenceAnswer(Answer):
     class Meta:
         model = OccurrenceRecord
         hidden = (
-            *("recurring_task", "last_fire_time", "count", "count_is_exact", "unique_fire_time"),
+            *("recurring_task", "last_fire_time", "count", "count_is_exact"),
             *("term", "blocked_by", "request_id"),
         )
 
@@ -217,7 +233,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
             text = f"The tenant has a recurring task with the name {name!r}."
             raise Problem(problems.CONFLICT, text) from None
         if not same:
-            check_runs_per_day(tenant, agenda_of(row), row.watermark_at)
+            check_runs_per_day(tenant, row)
             charge(tenant, "recurring_tasks")
         location = address_of("recurring-task-detail", recurring_task_id=row.pk)
         stored = self.rows().get(pk=row.pk)
@@ -239,8 +255,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords
                 )
                 if _TIMES & given.keys():
-                    changed = self.find()
-                    check_runs_per_day(tenant, agenda_of(changed), changed.watermark_at)
+                    check_runs_per_day(tenant, self.find())
 
         return self.edit_with(change, lock=True)
 

@@ -108,8 +108,9 @@ def column_field(column: Any, **options: Any) -> Any:
 
 
 class Answer(Body):
-    """What is shown of an object: its ``Meta.model``'s columns but those of ``Meta.hidden``, and
-    the declared fields. A new column is shown unless it is hidden.
+    """What is shown of an object: its ``Meta.model``'s columns but those of ``Meta.hidden`` and
+    those that only the engine reads, which are not editable; and the declared fields. A new column
+    is shown unless it is one of them.
     """
 
     class Meta:
@@ -124,7 +125,7 @@ class Answer(Body):
         columns = {
             column.attname: column_field(column, allow_null=column.null)
             for column in self.Meta.model._meta.concrete_fields
-            if column.name not in {"id", "tenant", *self.Meta.hidden}
+            if column.editable and column.name not in {"id", "tenant", *self.Meta.hidden}
         }
         return {**columns, **declared}
 

@@ -27,7 +27,7 @@ from django_durable_tasks.masking import MASK, masked, masked_text
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.tasks.new_task import keys_of
+from django_durable_tasks.tasks.enqueue import keys_of
 from django_durable_tasks.tasks.options import formatted
 
 logger = logging.getLogger("django_durable_tasks.api")
@@ -227,7 +227,15 @@ def edited_arguments(
     sent = [given.get("args", []), given.get("kwargs", {})] if is_call else [[], given]
     # First, because the other checks read each value.
     check_payload(caller.tenant, sent)
-    stored, args, kwargs = _stored_config(name, row, given)
+    # Of a row that cannot be decrypted the stored one is empty, if the edit replaces all of it.
+    try:
+        args, kwargs = row.args, row.kwargs
+    except EncryptionError:
+        is_whole = kind_of(name) != TargetType.CELERY_TASK or {"args", "kwargs"} <= given.keys()
+        if not is_whole or _has_mask(given):
+            raise
+        args, kwargs = [], {}
+    stored = config_of(name, args, kwargs)
     left_out = stored if is_call else {}
     config, is_kept = {**left_out, **given}, False
     if not caller.reads_secrets:
@@ -255,22 +263,6 @@ def edited_arguments(
     edited = {"args": list(target.args), "kwargs": dict(target.kwargs)}
     check_payload(caller.tenant, [edited["args"], edited["kwargs"]])
     return edited
-
-
-def _stored_config(
-    name: str, row: Any, given: Mapping[str, Any]
-) -> tuple[dict[str, Any], Any, Any]:
-    """Return the stored ``target_config``, args and kwargs; of a row that cannot be decrypted, an
-    empty one, if the edit replaces all of it.
-    """
-    try:
-        args, kwargs = row.args, row.kwargs
-    except EncryptionError:
-        is_whole = kind_of(name) != TargetType.CELERY_TASK or {"args", "kwargs"} <= given.keys()
-        if not is_whole or _has_mask(given):
-            raise
-        args, kwargs = [], {}
-    return config_of(name, args, kwargs), args, kwargs
 
 
 def _has_mask(value: Any) -> bool:

@@ -20,8 +20,10 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
-from django_durable_tasks.contrib.api import bulk_operations, fields, problems
+from django_durable_tasks.contrib.api import bulk_operations, fields, problems, quotas
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
+from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
 from django_durable_tasks.contrib.api.idempotent_requests import (
     RequestIdentity,
     StoredAnswer,
@@ -38,22 +40,8 @@ from django_durable_tasks.contrib.api.operations import (
 )
 from django_durable_tasks.contrib.api.pagination import Cursor, KeysetPagination
 from django_durable_tasks.contrib.api.parsing import rendered
-from django_durable_tasks.contrib.api.problems import (
-    InvalidPart,
-    Problem,
-    invalid_field,
-    invalid_parameter,
-    problem_of,
-)
-from django_durable_tasks.contrib.api.quotas import (
-    charge_open_tasks,
-    charge_some_open_tasks,
-    open_tasks,
-    quota_of_open_tasks,
-)
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
-from django_durable_tasks.contrib.api.values import ApiScope, TaskFilter
 from django_durable_tasks.contrib.api.views import (
     LIMITS,
     ApiViewSet,
@@ -61,11 +49,7 @@ from django_durable_tasks.contrib.api.views import (
     address_of,
     endpoint,
 )
-from django_durable_tasks.exceptions import (
-    DurableTasksError,
-    IdempotencyConflict,
-    QuotaExceeded,
-)
+from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.operations.operation import Operation, Target
@@ -74,7 +58,7 @@ from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import created_so_far
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue, operator_actions
-from django_durable_tasks.tasks.new_task import DELAY_MAX, Call, new_task
+from django_durable_tasks.tasks.enqueue import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options
 from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows import operations as graph_operations
@@ -194,12 +178,11 @@ class TaskAnswer(Answer):
     class Meta:
         model = Task
         hidden = (
-            *("args", "kwargs", "options", "encryption_key", "shard_key", "publish_count"),
-            *("due_at", "ready_at", "queued_at", "lease_until", "epoch", "run_id", "node"),
+            *("args", "kwargs", "options", "shard_key", "publish_count"),
+            *("due_at", "lease_until", "epoch", "run_id", "node"),
             *("max_crashes", "on_orphan", "expected_duration", "weight", "time_zone"),
-            *("unique_key", "open_key", "open_unique_key", "overlap_key", "limit_key"),
-            *("join_count", "on_upstream_failure", "cause", "has_dependents", "in_batch"),
-            *("waiting_for_limit", "priority_boost"),
+            *("unique_key", "overlap_key", "limit_key"),
+            *("join_count", "on_upstream_failure", "cause", "has_dependents"),
         )
 
 
@@ -289,7 +272,7 @@ class TaskPagination(KeysetPagination):
             every: QuerySet[Task] = Task.objects.using(conf.settings().DATABASE)
             return every.filter(**ranges), True
         if others == {"status"} and self.filters["status"] in OPEN:
-            of_tenant = open_tasks(self.tenant_id)
+            of_tenant = quotas.open_tasks(self.tenant_id)
             return of_tenant.filter(status=self.filters["status"], **ranges), False
         return rows.filter(**ranges), bool(others)
 
@@ -440,7 +423,7 @@ def graph_json(diagram: Diagram) -> Any:
 def graph_image(diagram: Diagram) -> HttpResponse:
     """Return the drawing; raises Problem if the optional app that draws is not installed."""
     if "svg" not in FORMATS:
-        raise Problem(problems.NOT_FOUND, NOT_INSTALLED)
+        raise problems.Problem(problems.NOT_FOUND, NOT_INSTALLED)
     return HttpResponse(draw(diagram, "svg"), content_type=_SVG)
 
 
@@ -525,7 +508,17 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         given, caller = self.query(), self.caller
         included = given.pop("include", ())
         without = [one for name in INCLUDED if name not in included for one in _columns(name)]
-        paginator = TaskPagination(self.tenant_id, _lookups(given), without)
+        lookups = dict(given)
+        # Ids sort by creation time, so that a range of time is a range of the primary key.
+        for name, lookup in (("from", "pk__gte"), ("to", "pk__lt")):
+            if name in lookups:
+                unix_ms = max(0, int(lookups.pop(name).timestamp() * 1_000))
+                lookups[lookup] = first_uuid7_of(unix_ms)
+        statuses = lookups.pop("status", ())
+        if statuses:
+            several = len(statuses) > 1
+            lookups["status__in" if several else "status"] = statuses if several else statuses[0]
+        paginator = TaskPagination(self.tenant_id, lookups, without)
         return self.page(self.rows(), lambda row: self.show(row, caller, included), paginator)
 
     @endpoint(filters=_INCLUDE)
@@ -561,7 +554,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             is_new = created_so_far() > before
             if is_new:
                 entry.created_task(row)
-        charge_open_tasks(self.caller.tenant, int(is_new))
+        quotas.charge_open_tasks(self.caller.tenant, int(is_new))
         if not is_new:
             self._check_existing(given, row.pk)
         return self._answer_of(row, 201 if is_new else 200)
@@ -605,7 +598,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 fields.not_past(given["run_at"])
             except ValidationError:
                 text = "is more than a day in the past"
-                raise invalid_field("#/run_at", text, "past") from None
+                raise problems.invalid_field("#/run_at", text, "past") from None
         if "target_config" not in given:
             return given
         changes = {name: value for name, value in given.items() if name != "target_config"}
@@ -666,8 +659,8 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             if upstream is None:
                 reason = ("is the id of no task", "unknown_task")
                 if operation is graph_operations.remove_edge:
-                    raise invalid_parameter("upstream", *reason, problems.INVALID)
-                raise invalid_field("#/upstream", *reason)
+                    raise problems.invalid_parameter("upstream", *reason, problems.INVALID)
+                raise problems.invalid_field("#/upstream", *reason)
             done = perform(operation, row, self.caller, {**given, "upstream": upstream})
             if not done.changed and operation is graph_operations.remove_edge:
                 raise refused(row)
@@ -714,30 +707,30 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                     )
                 else:
                     together[index] = task
-            except (Problem, DurableTasksError, ValidationError) as error:
-                results[index] = _refused(index, problem_of(error))
+            except (problems.Problem, DurableTasksError, ValidationError) as error:
+                results[index] = _refused(index, problems.problem_of(error))
                 explained += 1
                 # The open tasks are not counted again for each further item.
                 is_full = is_full or isinstance(error, QuotaExceeded)
         if not atomic:
-            admitted = charge_some_open_tasks(self.caller.tenant, len(together))
+            admitted = quotas.charge_some_open_tasks(self.caller.tenant, len(together))
             for index in list(together)[admitted:]:
                 del together[index]
-                full = problem_of(quota_of_open_tasks(self.caller.tenant))
+                full = problems.problem_of(quotas.quota_of_open_tasks(self.caller.tenant))
                 results[index] = _refused(index, full)
         enqueue.insert_many(list(together.values()))
         results |= {index: _made(task.id) for index, task in together.items()}
         refused = [results[index] for index in sorted(results) if "problem" in results[index]]
         if atomic and refused:
             parts = [part for one in refused for part in one["problem"]["errors"]]
-            raise Problem(
+            raise problems.Problem(
                 problems.INVALID,
                 f"{len(refused)} of {len(items)} items are refused, and no task is created.",
                 more={"errors": parts[:_ITEMS_MAX]},
             )
         new = len(together) + created_so_far() - before
         if atomic:
-            charge_open_tasks(self.caller.tenant, new)
+            quotas.charge_open_tasks(self.caller.tenant, new)
         data = [results[index] for index in range(len(items))]
         ids = [one["task_id"] for one in data if one["status"] == 201]
         with recorded("task.create_many") as entry:
@@ -753,9 +746,9 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             key = enqueue.submit(call)
             is_new = created_so_far() > before
             if is_new and is_full:
-                raise quota_of_open_tasks(self.caller.tenant)
+                raise quotas.quota_of_open_tasks(self.caller.tenant)
             if is_new and charged:
-                charge_open_tasks(self.caller.tenant, 1)
+                quotas.charge_open_tasks(self.caller.tenant, 1)
             if not is_new:
                 self._check_existing(given, key)
         return _made(key, 201 if is_new else 200)
@@ -789,7 +782,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 row = bulk_operations.start(caller.tenant, kind, which)
             if kind is BulkKind.REPLAY:
                 # A cancellation frees the quota, so that it must not be refused by it.
-                charge_open_tasks(caller.tenant, 1)
+                quotas.charge_open_tasks(caller.tenant, 1)
             shown = OperationAnswer.shown(row)
             if self.dry_run:
                 shown["sample"] = self._sample(which, row.until_id)
@@ -817,29 +810,13 @@ def _columns(name: str) -> tuple[str, ...]:
     return _COLUMNS.get(name, (name,))
 
 
-def _lookups(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the filters as lookups. Ids sort by creation time, so that a range of time is a range
-    of the primary key.
-    """
-    found = dict(given)
-    for name, lookup in (("from", "pk__gte"), ("to", "pk__lt")):
-        if name in found:
-            unix_ms = max(0, int(found.pop(name).timestamp() * 1_000))
-            found[lookup] = first_uuid7_of(unix_ms)
-    statuses = found.pop("status", ())
-    if statuses:
-        several = len(statuses) > 1
-        found["status__in" if several else "status"] = statuses if several else statuses[0]
-    return found
-
-
 def _made(task_id: Any, status: int = 201) -> dict[str, Any]:
     return {"status": status, "task_id": str(task_id)}
 
 
-def _refused(index: int, problem: Problem) -> dict[str, Any]:
+def _refused(index: int, problem: problems.Problem) -> dict[str, Any]:
     """Return the result of a refused item; its places begin with the place of the item."""
-    parts = problem.parts or (InvalidPart("#", problem.detail),)
+    parts = problem.parts or (problems.InvalidPart("#", problem.detail),)
     errors = [
         {**part.as_json(), part.place: f"#/items/{index}{part.name.removeprefix('#')}"}
         for part in parts
@@ -876,7 +853,7 @@ class DeadLetterAnswer(Answer):
 
     class Meta:
         model = DeadLetter
-        hidden = ("open_task", "args", "kwargs", "encryption_key")
+        hidden = ("args", "kwargs")
 
 
 class DeadLetterViewSet(OperationsMixin, ReadMixin):

@@ -26,7 +26,7 @@ class TenantAnswer(Answer):
 
     class Meta:
         model = Tenant
-        hidden = ("created_at",)
+        hidden = ()
 
 
 class TenantViewSet(ApiViewSet):
@@ -55,7 +55,7 @@ class KeyAnswer(Answer):
 
     class Meta:
         model = ApiKey
-        hidden = ("identifier", "mode", "digest", "created_by", "revoked_by", "reason")
+        hidden = ("identifier", "mode", "created_by", "revoked_by", "reason")
 
 
 class KeyViewSet(ApiViewSet):

@@ -28,12 +28,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import authentication, parsing, problems, quotas
-from django_durable_tasks.contrib.api.authentication import (
-    ApiKeyAuthentication,
-    Caller,
-    StaffSessionAuthentication,
-    TenantThrottle,
-)
+from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
 from django_durable_tasks.contrib.api.idempotent_requests import (
     RequestIdentity,
     StoredAnswer,
@@ -43,16 +38,9 @@ from django_durable_tasks.contrib.api.idempotent_requests import (
 from django_durable_tasks.contrib.api.openapi import KEY_SENT_MAX, EndpointSchema
 from django_durable_tasks.contrib.api.pagination import KeysetPagination
 from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, rendered
-from django_durable_tasks.contrib.api.problems import (
-    InvalidPart,
-    Problem,
-    invalid_header,
-    invalid_parameter,
-    problem_of,
-)
+from django_durable_tasks.contrib.api.quotas import RateDecision
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import without_secrets
-from django_durable_tasks.contrib.api.values import SCOPE_HELP, ApiScope, RateDecision
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
 from django_durable_tasks.operations.operation import Operation
@@ -101,7 +89,7 @@ class JsonNegotiation(BaseContentNegotiation):
         fitting = {"*/*", "application/*", "application/json", problems.MEDIA_TYPE}
         fitting |= set(view.endpoint.media_types if view.endpoint else ())
         if not fitting.intersection(kinds) and not getattr(request, "is_failing", False):
-            raise Problem(problems.NOT_ACCEPTABLE, "Answers are application/json.")
+            raise problems.Problem(problems.NOT_ACCEPTABLE, "Answers are application/json.")
         return renderers[0], renderers[0].media_type
 
 
@@ -165,11 +153,11 @@ class ApiViewSet(GenericViewSet[Any]):
     """
 
     authentication_classes: Sequence[type[BaseAuthentication]] = (
-        ApiKeyAuthentication,
-        StaffSessionAuthentication,
+        authentication.ApiKeyAuthentication,
+        authentication.StaffSessionAuthentication,
     )
     permission_classes = ()
-    throttle_classes = (TenantThrottle,)
+    throttle_classes = (authentication.TenantThrottle,)
     filter_backends = ()
     parser_classes = (JsonParser,)
     renderer_classes = (JsonRenderer,)
@@ -221,10 +209,10 @@ class ApiViewSet(GenericViewSet[Any]):
         return getattr(function, "endpoint", None)
 
     @property
-    def caller(self) -> Caller:
+    def caller(self) -> authentication.Caller:
         """Who sends the request; raises NotAuthenticated."""
         found = self.request.user
-        if not isinstance(found, Caller):
+        if not isinstance(found, authentication.Caller):
             raise NotAuthenticated
         return found
 
@@ -292,7 +280,7 @@ class ApiViewSet(GenericViewSet[Any]):
     def require_scope(self, scope: ApiScope) -> None:
         """Raise Problem unless the key has this scope."""
         if scope not in self.caller.scopes:
-            raise Problem(
+            raise problems.Problem(
                 problems.SCOPE_MISSING,
                 f"This needs the scope {scope.value!r}: {SCOPE_HELP[scope]}.",
                 more={"scope": scope.value},
@@ -312,19 +300,19 @@ class ApiViewSet(GenericViewSet[Any]):
             if name not in known:
                 shown = name.encode(errors="backslashreplace").decode()[:100]
                 text = f"is no parameter here. {did_you_mean(name, known)}".strip()
-                raise invalid_parameter(shown, text, "unknown_parameter")
+                raise problems.invalid_parameter(shown, text, "unknown_parameter")
             if len(values) > 1:
-                raise invalid_parameter(name, "is given twice", "duplicate")
+                raise problems.invalid_parameter(name, "is given twice", "duplicate")
             if "\x00" in values[0]:
-                raise invalid_parameter(name, "contains U+0000", "nul_character")
+                raise problems.invalid_parameter(name, "contains U+0000", "nul_character")
         if request.query_params.get("dry_run", "1") not in ("0", "1"):
-            raise invalid_parameter("dry_run", "is neither 0 nor 1", "choice")
+            raise problems.invalid_parameter("dry_run", "is neither 0 nor 1", "choice")
 
     def _check_size(self, request: Request) -> None:
         length = request.META.get("CONTENT_LENGTH") or "0"
         if "HTTP_TRANSFER_ENCODING" in request.META or not _LENGTH.fullmatch(length):
             # Otherwise the body would be ignored, and the operation performed without its fields.
-            raise invalid_header("Content-Length", "send the length of the body.")
+            raise problems.invalid_header("Content-Length", "send the length of the body.")
         if int(length) > parsing.BODY_MAX_BYTES:
             raise parsing.too_large()
 
@@ -334,7 +322,9 @@ class ApiViewSet(GenericViewSet[Any]):
         for name, field in ((self.endpoint or Endpoint()).filters or {}).items():
             text = self.request.query_params.get(name)
             if text is None and field.required:
-                raise invalid_parameter(name, f"is required: {field.help_text}", "required")
+                raise problems.invalid_parameter(
+                    name, f"is required: {field.help_text}", "required"
+                )
             if text is None:
                 continue
             try:
@@ -342,15 +332,15 @@ class ApiViewSet(GenericViewSet[Any]):
             except ValidationError as refused:
                 (detail,) = refused.detail
                 code = str(getattr(detail, "code", "invalid"))
-                raise invalid_parameter(name, str(detail), code) from None
+                raise problems.invalid_parameter(name, str(detail), code) from None
         return found
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object of the request, empty without a body; raises Problem."""
         data = self.request.data
         if not isinstance(data, dict):
-            part = InvalidPart("#", "is no JSON object", "type")
-            raise Problem(problems.INVALID, "The body is no JSON object.", [part])
+            part = problems.InvalidPart("#", "is no JSON object", "type")
+            raise problems.Problem(problems.INVALID, "The body is no JSON object.", [part])
         return data
 
     def valid(self) -> dict[str, Any]:
@@ -376,7 +366,7 @@ class ApiViewSet(GenericViewSet[Any]):
     def handle_exception(self, exc: Exception) -> Response:
         """Return the problem of an exception; no error is answered in another form."""
         self.request.is_failing = True  # type: ignore[attr-defined]
-        problem = problem_of(exc)
+        problem = problems.problem_of(exc)
         violated = problem.more.get("violated-policies", ())
         quota = next(iter(violated), "") or getattr(exc, "quota", "")
         if quota and not self.dry_run:
@@ -427,10 +417,10 @@ class ApiViewSet(GenericViewSet[Any]):
         row = rows.filter(pk=self.kwargs[self.lookup_url_kwarg or "pk"]).first()
         if row is None:
             noun = self.noun or self.rows().model._meta.verbose_name
-            raise Problem(problems.NOT_FOUND, f"There is no {noun} with this id.")
+            raise problems.Problem(problems.NOT_FOUND, f"There is no {noun} with this id.")
         return row
 
-    def show(self, row: Any, caller: Caller) -> dict[str, Any]:
+    def show(self, row: Any, caller: authentication.Caller) -> dict[str, Any]:
         """Return an object as JSON values for this caller."""
         found: dict[str, Any] = self.answer.shown(row, plain=caller.reads_secrets)
         return found
@@ -459,14 +449,14 @@ class ApiViewSet(GenericViewSet[Any]):
         given = self.request.headers.get("If-Match")
         if given is None:
             text = "send the ETag of the object."
-            raise invalid_header("If-Match", text, problems.VERSION_REQUIRED)
+            raise problems.invalid_header("If-Match", text, problems.VERSION_REQUIRED)
         # Proxies that compress answers add `W/`.
         tags = [
             tag.strip().removeprefix("W/").strip('"').partition("-")[0] for tag in given.split(",")
         ]
         if given.strip() != "*" and str(self.version_of(row)) not in tags:
             text = "the object has another version now."
-            raise invalid_header("If-Match", text, problems.STALE_VERSION)
+            raise problems.invalid_header("If-Match", text, problems.STALE_VERSION)
 
     def page(
         self,
@@ -542,23 +532,52 @@ class ApiViewSet(GenericViewSet[Any]):
         with acting(AuditSource.API, caller.name, address, caller.tenant.pk):
             key = idempotency_key(self.request)
             if self.dry_run:
-                return _response(_previewed(act, before))
+                # What the write would answer, and the fields that it would change.
+                with rolled_back():
+                    bound_transaction(LIMITS)
+                    shown, answer = before(), act()
+                body = _plain(answer.body) if isinstance(answer.body, bytes) else answer.body
+                after = body if isinstance(body, Mapping) else {}
+                changes = {
+                    name: {"before": shown[name], "after": after[name]}
+                    for name in shown
+                    if name in after and shown[name] != after[name]
+                }
+                preview = {
+                    "dry_run": True,
+                    "would_answer": answer.status_code,
+                    "changes": changes,
+                    "would_return": body,
+                }
+                return _response(StoredAnswer(200, preview))
             if key is None:
                 return _response(_in_transaction(act))
+            # Secrets are masked. Otherwise a key of the tenant that may not read them could guess
+            # one: only the right guess would be answered like the first request.
+            query = sorted(self.request.query_params.lists())
+            content: list[Any] = [without_secrets(self.request.data), query]
+            if "If-Match" in self.request.headers:
+                # An edit of another version is another request.
+                content.append(self.request.headers["If-Match"])
+            text = json.dumps(content, sort_keys=True)
             identity = RequestIdentity(
                 tenant_id=caller.tenant.pk,
                 key=key,
                 operation=operation_of(self.request),
-                fingerprint=_fingerprint(self.request),
+                fingerprint=hashlib.sha256(text.encode()).hexdigest(),
             )
             try:
                 done = None if at_once is None else at_once(identity)
                 return _response(done or _once(identity, act))
             except RequestConflict as refused:
-                raise invalid_header("Idempotency-Key", str(refused), problems.KEY_REUSED) from None
+                raise problems.invalid_header(
+                    "Idempotency-Key", str(refused), problems.KEY_REUSED
+                ) from None
             except RequestInProgress as running:
                 headers = {"Retry-After": "1"}
-                raise Problem(problems.IN_PROGRESS, str(running), headers=headers) from running
+                raise problems.Problem(
+                    problems.IN_PROGRESS, str(running), headers=headers
+                ) from running
 
 
 @retry_on_deadlock
@@ -576,25 +595,6 @@ def _once(identity: RequestIdentity, act: Callable[[], StoredAnswer]) -> StoredA
 
     with tables.atomic():
         return once(identity, estimated_now(), LIMITS, plain_act)
-
-
-def _previewed(
-    act: Callable[[], StoredAnswer], before: Callable[[], Mapping[str, Any]]
-) -> StoredAnswer:
-    """Return what a write would answer, and the fields that it would change."""
-    with rolled_back():
-        bound_transaction(LIMITS)
-        shown = before()
-        answer = act()
-        body = _plain(answer.body) if isinstance(answer.body, bytes) else answer.body
-        after = body if isinstance(body, Mapping) else {}
-        changes = {
-            name: {"before": shown[name], "after": after[name]}
-            for name in shown
-            if name in after and shown[name] != after[name]
-        }
-        preview = {"dry_run": True, "would_answer": answer.status_code}
-        return StoredAnswer(200, {**preview, "changes": changes, "would_return": body})
 
 
 def _plain(body: Any) -> Any:
@@ -623,7 +623,9 @@ def idempotency_key(request: Request) -> str | None:
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
     if len(given) > KEY_SENT_MAX or not _KEY.fullmatch(text):
-        raise invalid_header("Idempotency-Key", "give 1 to 200 printable ASCII characters.")
+        raise problems.invalid_header(
+            "Idempotency-Key", "give 1 to 200 printable ASCII characters."
+        )
     return text
 
 
@@ -631,18 +633,6 @@ def operation_of(request: Request) -> str:
     """Return method and path; the SHA-256 of them if they exceed the column."""
     text = f"{request.method} {request.path}"
     return text if len(text) <= _LONGEST_OPERATION else hashlib.sha256(text.encode()).hexdigest()
-
-
-def _fingerprint(request: Request) -> str:
-    """Return the digest of what a request asks for. An edit of another version is another one.
-
-    Secrets are masked. Otherwise a key of the tenant that may not read them could guess one: only
-    the right guess would be answered like the first request.
-    """
-    content: list[Any] = [without_secrets(request.data), sorted(request.query_params.lists())]
-    if "If-Match" in request.headers:
-        content.append(request.headers["If-Match"])
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class ReadMixin:

@@ -59,13 +59,7 @@ def add_webhooks(
     schemas |= {_message_name(kind): _message(kind) for kind in DATA_OF}
     components = result.setdefault("components", {})
     components["schemas"] = {**components.get("schemas", {}), **schemas}
-    section = {"callback": _request(_callback())}
-    section |= {str(kind): _request(_notification(kind)) for kind in DATA_OF}
-    return {**result, "webhooks": section}
-
-
-def _callback() -> dict[str, Any]:
-    return {
+    callback = {
         "operationId": "webhookCallback",
         "summary": "A callback",
         "description": (
@@ -74,6 +68,9 @@ def _callback() -> dict[str, Any]:
         ),
         "requestBody": {"content": {"application/json": {"schema": {}}}},
     }
+    section = {"callback": _request(callback)}
+    section |= {str(kind): _request(_notification(kind)) for kind in DATA_OF}
+    return {**result, "webhooks": section}
 
 
 def _notification(kind: EventType) -> dict[str, Any]:
@@ -144,7 +141,10 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if origin is NotRequired:
         return schema_of(arguments[0])
     if origin is Annotated:
-        return schema_of(arguments[0]) | dict(map(_keyword, hint.__metadata__))
+        return schema_of(arguments[0]) | {
+            "format" if isinstance(one, Format) else "description": getattr(one, "name", one)
+            for one in hint.__metadata__
+        }
     if origin in (Union, UnionType):
         # A parameter that may be None need not be given; one of several types has no schema.
         kinds = [kind for kind in arguments if kind is not NoneType]
@@ -154,12 +154,6 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return {"type": "string", "enum": [str(one) for one in hint]}
     return _TYPES[origin or hint]
-
-
-def _keyword(metadata: Any) -> tuple[str, str]:
-    if isinstance(metadata, Format):
-        return "format", metadata.name
-    return "description", str(metadata)
 
 
 def _object(kind: Any) -> dict[str, Any]:

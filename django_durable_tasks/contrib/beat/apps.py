@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import optional_apps
 
-class BeatConfig(AppConfig):
+
+class BeatConfig(optional_apps.OptionalAppConfig):
     """Imports schedules of django-celery-beat, and compares its fire times with those here."""
 
     name = "django_durable_tasks.contrib.beat"

@@ -13,7 +13,6 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.routing import queue_at
-from django_durable_tasks.command.arguments import argument, count, moment
 from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.command.subcommand import (
     OK,
@@ -21,25 +20,18 @@ from django_durable_tasks.command.subcommand import (
     UNHEALTHY,
     Options,
     Output,
+    argument,
     cell,
+    count,
     hidden,
+    moment,
     perform,
     refuse,
     subcommand,
     table,
 )
-from django_durable_tasks.contrib.beat import compare, importer, shadow_fires, tables
+from django_durable_tasks.contrib.beat import compare, shadow_fires, tables
 from django_durable_tasks.contrib.beat.shadow_fires import Shadow
-from django_durable_tasks.contrib.beat.tables import (
-    DISABLED,
-    IN_SHADOW,
-    NOT_ALLOWED,
-    BeatRow,
-    BeatRowOver,
-    ImportContext,
-    NoBeatTables,
-    imported,
-)
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.schedules.options import columns
@@ -98,7 +90,7 @@ _database = argument(
         help="switch off in beat what fires here from now on",
     ),
     _database,
-    operations=(importer.take_over,),
+    operations=(tables.take_over,),
 )
 def import_beat(options: Options, out: Output) -> int:
     """Compare the fire times of each row of django-celery-beat with those of its import, and import
@@ -121,78 +113,24 @@ def import_beat(options: Options, out: Output) -> int:
     if not options["dry_run"]:
         for row in rows:
             if row.act == IMPORT:
-                _import(row, options)
+                values = {
+                    "task": PLAIN_CELERY_TASK if row.carried else row.task,
+                    "options": row.options,
+                    "hold": "" if row.begins == "ACTIVE" else row.begins,
+                    "disable_in": options["database"] if options["disable_in_beat"] else None,
+                }
+                try:
+                    schedule = perform(tables.take_over, row.name, options, **values).value
+                except DurableTasksError as refused:
+                    row.act, row.reason = REFUSE, str(refused)
+                else:
+                    row.begins = schedule.status_reason or str(schedule.status)
     data = [{**dataclasses.asdict(row), "options": hidden(row.options)} for row in rows]
-    out.emit(data, _import_text(rows))
-    _note(rows, options, out)
-    return REFUSED if any(row.act == REFUSE for row in rows) else OK
-
-
-def _judged(given: BeatRow, now: datetime, options: Options) -> BeatImportRow:
-    durable, before = registry.find(given.task) is not None, importer.known(given.name)
-    row = compare.seen_by_beat(given)
-    if durable and (row.exchange is not None or row.routing_key):
-        # The queue to which its exchange and routing key lead, if there is one.
-        queue = queue_at(row.exchange, row.routing_key or None)
-        if queue is not None:
-            row = dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
-    found = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
-    try:
-        importer.refuse_foreign(before)
-        fields = None if row.crontab is None else compare.fields_of(row.crontab)
-        on_redis = inspect.is_redis(inspect.read().transport)
-        become = imported(row, ImportContext(now, fields, durable, on_redis))
-        values = {"start_time": now, **columns(row.name, become.options)}
-        agenda = agenda_from(RecurringTask(name=row.name, **values), None)
-        comparison = compare.compared(row, agenda, now)
-    except DurableTasksError as refused:
-        found.act, found.reason = OVER if isinstance(refused, BeatRowOver) else REFUSE, str(refused)
-        return found
-    found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
-    found.differences = (*become.remarks, *comparison.differences)
-    found.begins = _pause_reason(row, options, durable=durable) or "ACTIVE"
-    if before is not None and not row.enabled:
-        found.act, found.begins = OURS, str(before.status)
-        found.reason = "it was imported and is switched off in beat"
-    elif not durable and not options["carry"]:
-        found.act = LISTED
-        found.reason = "its task is no durable task; decorate it, or import it with --carry"
-    return found
-
-
-def _pause_reason(row: BeatRow, options: Options, *, durable: bool) -> str:
-    """Return why the imported schedule starts paused; empty if it does not."""
-    if not row.enabled:
-        return DISABLED
-    if not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
-        return NOT_ALLOWED
-    return IN_SHADOW if options["paused"] else ""
-
-
-def _import(row: BeatImportRow, options: Options) -> None:
-    values = {
-        "task": PLAIN_CELERY_TASK if row.carried else row.task,
-        "options": row.options,
-        "hold": "" if row.begins == "ACTIVE" else row.begins,
-        "disable_in": options["database"] if options["disable_in_beat"] else None,
-    }
-    try:
-        schedule = perform(importer.take_over, row.name, options, **values).value
-    except DurableTasksError as refused:
-        row.act, row.reason = REFUSE, str(refused)
-    else:
-        row.begins = schedule.status_reason or str(schedule.status)
-
-
-# Output -------------------------------------------------------------------------------------------
-
-
-def _import_text(found: Sequence[BeatImportRow]) -> str:
-    rows, lines = [], []
-    for row in found:
+    listed, lines = [], []
+    for row in rows:
         beat = "unknown" if row.beat is None else next(iter(row.beat), None)
         next_runs = {"next_here": next(iter(row.here), None), "next_in_beat": beat}
-        rows.append({**dataclasses.asdict(row), **next_runs})
+        listed.append({**dataclasses.asdict(row), **next_runs})
         if row.reason or row.differences:
             lines.append(f"\n{row.name}")
         if row.reason:
@@ -202,19 +140,17 @@ def _import_text(found: Sequence[BeatImportRow]) -> str:
             lines += [f"  {difference}" for difference in row.differences]
             lines.append(f"  next here:    {', '.join(map(cell, row.here))}")
             lines.append(f"  next in beat: {theirs}")
-    return "\n".join([table(_IMPORT_COLUMNS, rows, "beat has no periodic tasks"), *lines])
-
-
-def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None:
-    missing = sorted(
-        {row.task for row in found if row.carried and row.act in (IMPORT, LISTED)}
+    text = table(_IMPORT_COLUMNS, listed, "beat has no periodic tasks")
+    out.emit(data, "\n".join([text, *lines]))
+    not_durable = sorted(
+        {row.task for row in rows if row.carried and row.act in (IMPORT, LISTED)}
         - set(conf.settings().PLAIN_CELERY_TASKS)
     )
-    if missing:
-        allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *missing})
+    if not_durable:
+        allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *not_durable})
         out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
         out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
-    active = [row for row in found if row.act == IMPORT and row.begins == "ACTIVE"]
+    active = [row for row in rows if row.act == IMPORT and row.begins == "ACTIVE"]
     if active and not options["disable_in_beat"]:
         out.note(
             f"{len(active)} of these fire here and in beat, as long as beat runs and has them: stop"
@@ -223,6 +159,47 @@ def _note(found: Sequence[BeatImportRow], options: Options, out: Output) -> None
         )
     if options["dry_run"]:
         out.note("Nothing was imported (--dry-run).")
+    return REFUSED if any(row.act == REFUSE for row in rows) else OK
+
+
+def _judged(given: tables.BeatRow, now: datetime, options: Options) -> BeatImportRow:
+    durable, before = registry.find(given.task) is not None, tables.known(given.name)
+    row = compare.seen_by_beat(given)
+    if durable and (row.exchange is not None or row.routing_key):
+        # The queue to which its exchange and routing key lead, if there is one.
+        queue = queue_at(row.exchange, row.routing_key or None)
+        if queue is not None:
+            row = dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
+    found = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
+    try:
+        tables.refuse_foreign(before)
+        fields = None if row.crontab is None else compare.fields_of(row.crontab)
+        on_redis = inspect.is_redis(inspect.read().transport)
+        become = tables.imported(row, tables.ImportContext(now, fields, durable, on_redis))
+        values = {"start_time": now, **columns(row.name, become.options)}
+        agenda = agenda_from(RecurringTask(name=row.name, **values), None)
+        comparison = compare.compared(row, agenda, now)
+    except DurableTasksError as refused:
+        found.act, found.reason = (
+            OVER if isinstance(refused, tables.BeatRowOver) else REFUSE,
+            str(refused),
+        )
+        return found
+    found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
+    found.differences = (*become.remarks, *comparison.differences)
+    if not row.enabled:
+        found.begins = tables.DISABLED
+    elif not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
+        found.begins = tables.NOT_ALLOWED
+    else:
+        found.begins = tables.IN_SHADOW if options["paused"] else "ACTIVE"
+    if before is not None and not row.enabled:
+        found.act, found.begins = OURS, str(before.status)
+        found.reason = "it was imported and is switched off in beat"
+    elif not durable and not options["carry"]:
+        found.act = LISTED
+        found.reason = "its task is no durable task; decorate it, or import it with --carry"
+    return found
 
 
 # ``durable shadow``: compares the fires that this package would have created with those of
@@ -310,7 +287,7 @@ def _compared_fires(
     exist.
     """
     live: list[str] | None = None
-    with suppress(NoBeatTables):
+    with suppress(tables.NoBeatTables):
         live = [row.name for row in tables.rows(options["database"]) if row.enabled]
     return shadow_fires.compare(start, end, tolerance, names=options["name"] or (), live=live)
 

@@ -161,7 +161,14 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
     if row.solar is not None:
         found += _times(beat, here, tolerance=timedelta(minutes=2))
     if row.crontab is not None:
-        found += _of_crontab(row, row.crontab.timezone, agenda, now)
+        name = row.crontab.timezone
+        changes = [] if row.one_off else list(clock_changes(name, now, now + _AHEAD))
+        end = changes[0].at - _AROUND if changes else now + _AHEAD
+        found += _times(*_both(row, agenda, now, end, most=_STEADY))
+        for change in changes:
+            theirs, ours = _both(row, agenda, change.at - _AROUND, change.at + _AROUND)
+            if theirs != ours:
+                found.append(_around(name, change, theirs, ours))
     return Comparison(here, beat, tuple(found))
 
 
@@ -192,16 +199,6 @@ def _overdue(beat: Sequence[datetime], here: Sequence[datetime], now: datetime) 
             "OWED: a run is due since before now, and beat would send it at once; here the first"
             f" is {first}"
         )
-
-
-def _of_crontab(row: BeatRow, name: str, agenda: Agenda, now: datetime) -> Iterator[str]:
-    changes = [] if row.one_off else list(clock_changes(name, now, now + _AHEAD))
-    end = changes[0].at - _AROUND if changes else now + _AHEAD
-    yield from _times(*_both(row, agenda, now, end, most=_STEADY))
-    for change in changes:
-        beat, here = _both(row, agenda, change.at - _AROUND, change.at + _AROUND)
-        if beat != here:
-            yield _around(name, change, beat, here)
 
 
 def _both(

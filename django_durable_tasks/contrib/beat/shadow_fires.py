@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -166,7 +166,8 @@ def _shadow(
     # Beat may send a fire time from before the import late.
     begin = start if row.start_time <= start else row.start_time + tolerance
     try:
-        here = list(_would_fire(row, start - tolerance, end))
+        runs = walk(agenda_of(row), start - tolerance - timedelta(microseconds=1), end)
+        here = [run.at for run in islice(runs, MOST + 1)]
     except InvalidSchedule as error:
         return Shadow(name, 0, [], fired_at, None, None, str(error))
     remark = ""
@@ -183,8 +184,3 @@ def _shadow(
         [at for at in alone if begin <= at <= end] for alone in (match.only_here, match.only_beat)
     )
     return Shadow(name, len(lags), here, beat, median, most, remark)
-
-
-def _would_fire(row: RecurringTask, start: datetime, end: datetime) -> Iterator[datetime]:
-    runs = walk(agenda_of(row), start - timedelta(microseconds=1), end)
-    return (run.at for run in islice(runs, MOST + 1))

@@ -1,4 +1,6 @@
-"""Reads the tables of django-celery-beat, and converts a row to keyword arguments of ``upsert``."""
+"""Reads the tables of django-celery-beat, converts a row to keyword arguments of ``upsert``, and
+imports it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from django.apps.registry import Apps
-from django.db import connections, models
+from django.db import IntegrityError, connections, models
+from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.choices import Overlap
-from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
+from django_durable_tasks.audit import recorded
+from django_durable_tasks.choices import Overlap, RecurringStatus
+from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule, TransitionRefused
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.models.schedules import RecurringTaskQuerySet
+from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
+from django_durable_tasks.option_values import checked_name
+from django_durable_tasks.schedules import lifecycle
+from django_durable_tasks.schedules.options import BEAT, columns
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
@@ -123,29 +133,52 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
     """Return the conversion of the row; raises Over for a row that will not run again,
     InvalidSchedule for an invalid one.
     """
-    _refuse_over(row, setting.now)
+    if row.expires is not None and row.expires <= setting.now:
+        raise BeatRowOver(f"It expired at {_instant(row.expires)}; beat would switch it off.")
+    if row.one_off and row.total_run_count > 0:
+        raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
+    if row.clocked is not None and row.clocked <= setting.now:
+        effect = "would run it at its next start" if row.enabled else "has switched it off"
+        raise BeatRowOver(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
     remarks: list[str] = []
     options: dict[str, Any] = {"overlap": Overlap.ALLOW.value, "description": row.description[:500]}
-    options |= _timing(row, setting, remarks) | _bounds(row, setting, remarks)
+    options |= _timing(row, setting, remarks)
+    if row.one_off or row.clocked is not None:
+        options["max_runs"] = 1
+    if row.expires is not None:
+        options["end_time"] = row.expires - _MICROSECOND
+        remarks.append(
+            "EXPIRES: beat puts it on each message too; here it ends the schedule, and its last"
+            " runs go on"
+        )
+    if row.expire_seconds is not None:
+        options["expires_in"] = float(row.expire_seconds)
     args, kwargs = _json(row, "args", list), _json(row, "kwargs", dict)
     if not setting.durable:
         sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": _message(row)}
         return Import(PLAIN_CELERY_TASK, options | {"args": [], "kwargs": sent}, tuple(remarks))
     options |= {"args": args, "kwargs": kwargs} | ({"queue": row.queue} if row.queue else {})
     if row.priority is not None:
-        options["priority"] = _priority(row.priority, setting.on_redis, remarks)
-    remarks += _dropped(row)
+        priority = row.priority
+        ours = max(0, _HIGHEST - priority) if setting.on_redis else min(priority, _HIGHEST)
+        if ours != priority:
+            order = "its lowest number first" if setting.on_redis else "its highest number first"
+            remarks.append(
+                f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
+            )
+        options["priority"] = ours
+    message = {
+        "exchange": row.exchange,
+        "routing key": row.routing_key,
+        "headers": _json(row, "headers", dict),
+    }
+    dropped = [name for name, value in message.items() if value]
+    if dropped:
+        remarks.append(
+            f"MESSAGE: {', '.join(dropped)} are not kept: a durable task has a queue, and no"
+            " message of its own"
+        )
     return Import(row.task, options, tuple(remarks))
-
-
-def _refuse_over(row: BeatRow, now: datetime) -> None:
-    if row.expires is not None and row.expires <= now:
-        raise BeatRowOver(f"It expired at {_instant(row.expires)}; beat would switch it off.")
-    if row.one_off and row.total_run_count > 0:
-        raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
-    if row.clocked is not None and row.clocked <= now:
-        effect = "would run it at its next start" if row.enabled else "has switched it off"
-        raise BeatRowOver(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
 
 
 # Schedule -----------------------------------------------------------------------------------------
@@ -239,21 +272,6 @@ def _listed(values: Any) -> str:
     return ",".join(map(str, values))
 
 
-def _bounds(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if row.one_off or row.clocked is not None:
-        found["max_runs"] = 1
-    if row.expires is not None:
-        found["end_time"] = row.expires - _MICROSECOND
-        remarks.append(
-            "EXPIRES: beat puts it on each message too; here it ends the schedule, and its last"
-            " runs go on"
-        )
-    if row.expire_seconds is not None:
-        found["expires_in"] = float(row.expire_seconds)
-    return found
-
-
 # Task and options ---------------------------------------------------------------------------------
 
 
@@ -270,29 +288,6 @@ def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> 
             f"Its {column} are {text[:60]!r}; give JSON that is a {kind.__name__}."
         )
     return value
-
-
-def _priority(priority: int, on_redis: bool, remarks: list[str]) -> int:
-    ours = max(0, _HIGHEST - priority) if on_redis else min(priority, _HIGHEST)
-    if ours != priority:
-        order = "its lowest number first" if on_redis else "its highest number first"
-        remarks.append(
-            f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
-        )
-    return ours
-
-
-def _dropped(row: BeatRow) -> list[str]:
-    given: Mapping[str, Any] = {
-        "exchange": row.exchange,
-        "routing key": row.routing_key,
-        "headers": _json(row, "headers", dict),
-    }
-    found = [name for name, value in given.items() if value]
-    if not found:
-        return []
-    names = ", ".join(found)
-    return [f"MESSAGE: {names} are not kept: a durable task has a queue, and no message of its own"]
 
 
 def _message(row: BeatRow) -> dict[str, Any]:
@@ -492,3 +487,86 @@ def disable(database: str, names: Iterable[str]) -> int:
             ident=1, defaults={"last_update": database_now()}
         )
     return switched
+
+
+# Imports the periodic tasks of another scheduler: one transaction per schedule. A repeated import
+# applies the changes.
+#
+# A row starts paused if there is a reason to wait; a later import resumes it when the reason no
+# longer exists. A row that an operator paused stays paused, and an import never pauses a row that
+# is active already.
+
+
+_TRIES = 3
+
+
+def known(name: str) -> RecurringTask | None:
+    """Return the recurring task with this name, of the default tenant."""
+    found: RecurringTask | None = _rows(name).first()
+    return found
+
+
+@operation(
+    Target.INSTALLATION,
+    name="import_beat",
+    title=_("Import schedules of django-celery-beat"),
+    help=_("Imports periodic tasks and shows which of them will fire differently, and why."),
+    permission="",
+    dry_run=True,
+    confirm=False,
+    not_in_api=OF_ALL_TENANTS,
+    not_in_admin="it is used once per migration",
+    counted="imported",
+)
+def take_over(
+    name: str,
+    task: str,
+    options: Mapping[str, Any],
+    *,
+    hold: str = "",
+    disable_in: str | None = None,
+) -> RecurringTask:
+    """Import one row of beat, paused with ``hold`` as its reason if one is given.
+
+    ``disable_in`` is beat's database: a row that fires here from now on is disabled there, in the
+    same transaction if both are one database. Raises TransitionRefused for a row with this name
+    that was not imported, and all errors of ``upsert``; nothing is written then.
+    """
+    values = columns(name, options) | {"task": checked_name("task", task), "source": BEAT}
+    for _try in range(_TRIES):
+        try:
+            with recorded("installation.import_beat"):
+                row = _take(name, values, hold)
+                if disable_in is not None and row.status == RecurringStatus.ACTIVE:
+                    disable(disable_in, [name])
+                return row
+        except IntegrityError as taken:  # another import created it concurrently: change it
+            lost = taken
+    raise lost
+
+
+def _take(name: str, values: Mapping[str, Any], hold: str) -> RecurringTask:
+    before = _rows(name).select_for_update().first()
+    refuse_foreign(before)
+    if before is None:
+        row = lifecycle.create(name, DEFAULT_TENANT_ID, values, paused=bool(hold))
+        if hold:
+            lifecycle.pause(row, reason=hold)
+        return row
+    row = lifecycle.change(before, values)
+    if not hold and row.status == RecurringStatus.PAUSED and row.status_reason in HOLDS:
+        lifecycle.resume(row)
+    return row
+
+
+def _rows(name: str) -> RecurringTaskQuerySet:
+    return lifecycle.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
+
+
+def refuse_foreign(row: RecurringTask | None) -> None:
+    """Raise TransitionRefused for a row that was not imported from beat."""
+    if row is not None and row.source != BEAT:
+        whose = row.source or "an operator"
+        raise TransitionRefused(
+            f"A recurring task {row.name!r} is there already and belongs to {whose}; rename one."
+        )

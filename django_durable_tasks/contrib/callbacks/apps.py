@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import optional_apps
 
-class CallbacksConfig(AppConfig):
+
+class CallbacksConfig(optional_apps.OptionalAppConfig):
     """Sends HTTP requests and messages for other programs, as durable tasks."""
 
     name = "django_durable_tasks.contrib.callbacks"

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from django_durable_tasks.choices import TargetType
-from django_durable_tasks.command.arguments import argument
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
     Options,
     Output,
+    argument,
     refuse,
     subcommand,
     table,
     tenant_named,
 )
 from django_durable_tasks.contrib.callbacks import http
-from django_durable_tasks.contrib.callbacks.http import Deadline, LookupFailed
+from django_durable_tasks.contrib.callbacks.http import Deadline, LookupFailed, secrets_of_callbacks
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
-from django_durable_tasks.contrib.callbacks.signing_secrets import secrets_of_callbacks
 from django_durable_tasks.exceptions import InvalidTarget
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.targets.addresses import parsed_url

@@ -12,10 +12,7 @@ from django.db.models import Case, F, Q, Subquery, Value, When
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.callbacks.models import (
-    DeliveryAttempt,
-    Endpoint,
-)
+from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt, Endpoint
 from django_durable_tasks.encryption import current_key_id
 from django_durable_tasks.limits.config import RecentLimits
 from django_durable_tasks.limits.scopes import scope_of_key
@@ -25,9 +22,8 @@ from django_durable_tasks.states import claims
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after, estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
+from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.store.statements import sql
 from django_durable_tasks.targets import answers
 from django_durable_tasks.targets.answers import EndpointHealth
 from django_durable_tasks.targets.http_request import TIMEOUT_MAX

@@ -1,4 +1,6 @@
-"""The only HTTP client of the package. Every request to an outside server passes its guard."""
+"""The only HTTP client of the package. Every request to an outside server passes its guard. And
+the secrets with which requests are signed.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,15 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from django_durable_tasks import __version__, conf, process_state
+from django_durable_tasks.audit import acting, recorded
+from django_durable_tasks.targets import http_request
 from django_durable_tasks.targets.addresses import (
     Address,
     AddressPolicy,
     TargetUrl,
     address_policy,
     parsed_address,
-)
-from django_durable_tasks.targets.http_request import (
-    TIMEOUT_MAX,
-    HttpLimits,
-    HttpRequest,
-    derived_secret,
-    request_id,
-    signed_headers,
+    parsed_url,
 )
 from django_durable_tasks.task_values import Run
 
@@ -346,7 +343,14 @@ class ConnectionAttempt:
         patience: float,
         timings: Timings,
     ) -> None:
-        self._addresses, self._port = _mixed(addresses)[:_TRIED], port
+        # Both families in turn, in the order of each family.
+        first = addresses[0].version if addresses else 4
+        families = (
+            [address for address in addresses if (address.version == first) is same]
+            for same in (True, False)
+        )
+        mixed = (one for pair in itertools.zip_longest(*families) for one in pair)
+        self._addresses, self._port = [one for one in mixed if one is not None][:_TRIED], port
         self._deadline, self._patience, self.timings = deadline, patience, timings
         self._sock: socket.socket | None = None
         self.connected = self.ready = False
@@ -387,16 +391,6 @@ class ConnectionAttempt:
         """Close the socket."""
         if self._sock is not None:
             self._sock.close()
-
-
-def _mixed(addresses: Sequence[Address]) -> list[Address]:
-    """Return the addresses with both families in turn, in the order of each family."""
-    first = addresses[0].version if addresses else 4
-    families = (
-        [address for address in addresses if (address.version == first) is same]
-        for same in (True, False)
-    )
-    return [one for pair in itertools.zip_longest(*families) for one in pair if one is not None]
 
 
 class _Answer(http.client.HTTPResponse):
@@ -489,7 +483,7 @@ class HttpClient:
         self._tenant_id = tenant_id
         self._connect_timeout, self._body_max = connect_timeout, body_max
 
-    def send(self, request: HttpRequest) -> Exchange:
+    def send(self, request: http_request.HttpRequest) -> Exchange:
         """Send the request once, with its headers as they are, and return its answer; raises
         CallFailed and InvalidTarget. Its timeout is for everything, from the lookup of the name to
         the last byte that is read.
@@ -531,7 +525,7 @@ class HttpClient:
         )
         return {address: self._policy.why_refused(url, address) for address in addresses}
 
-    def _exchange(self, request: HttpRequest, dial: ConnectionAttempt) -> Exchange:
+    def _exchange(self, request: http_request.HttpRequest, dial: ConnectionAttempt) -> Exchange:
         connection = pinned(request.url, dial, self._tls or default_tls())
         connection.connect()
         sock: Any = connection.sock
@@ -584,16 +578,10 @@ def _raise(error: Exception, dial: ConnectionAttempt) -> NoReturn:
         failure = CallFailure.TIMEOUT
     else:
         failure = CallFailure.PROTOCOL
-    raise CallFailed(failure, _detail(error), dial.timings.end()) from error
-
-
-def _detail(error: Exception) -> str:
-    """Return the text for the operator's log. The text of an HTTP error is omitted, because the
-    server wrote it.
-    """
-    if isinstance(error, OSError):
-        return f"{type(error).__name__}: {ascii(str(error))[:_DETAIL_MAX]}"
-    return type(error).__name__
+    detail = type(error).__name__
+    if isinstance(error, OSError):  # the server wrote the text of an HTTP error
+        detail += f": {ascii(str(error))[:_DETAIL_MAX]}"
+    raise CallFailed(failure, detail, dial.timings.end()) from error
 
 
 # The client of this process, as the settings configure it, and the headers of its requests.
@@ -618,9 +606,11 @@ def policy(slug: str | None = None) -> AddressPolicy:
     return _parsed(tuple(conf.settings().HTTP_PORTS), conf.allowed("HTTP_ALLOW", slug))
 
 
-def limits() -> HttpLimits:
+def limits() -> http_request.HttpLimits:
     """Return the limits of a request."""
-    return HttpLimits(policy=policy(), timeout=min(conf.settings().HTTP_TIMEOUT, TIMEOUT_MAX))
+    return http_request.HttpLimits(
+        policy=policy(), timeout=min(conf.settings().HTTP_TIMEOUT, http_request.TIMEOUT_MAX)
+    )
 
 
 def client(tenant_id: int, slug: str | None = None) -> HttpClient:
@@ -642,15 +632,15 @@ def signing_secrets(tenant_id: int, url: TargetUrl, endpoint: str) -> list[str]:
     The origin is a part of each, so that the name of another endpoint does not lead to its secret.
     """
     keys = conf.settings().HTTP_SIGNING_KEYS
-    return [derived_secret(key, tenant_id, url.origin, endpoint) for key in keys]
+    return [http_request.derived_secret(key, tenant_id, url.origin, endpoint) for key in keys]
 
 
-def headers_of(request: HttpRequest, run: Run, now: datetime) -> dict[str, str]:
+def headers_of(request: http_request.HttpRequest, run: Run, now: datetime) -> dict[str, str]:
     """Return the headers of one attempt: ours, the signature, and those of the caller.
 
     One id identifies the request over all attempts and unedited replays.
     """
-    identity = request_id(run.task_id, run.options)
+    identity = http_request.request_id(run.task_id, run.options)
     ours = {
         "Idempotency-Key": f'"{identity}"',
         "Durable-Task-Id": str(run.task_id),
@@ -663,9 +653,52 @@ def headers_of(request: HttpRequest, run: Run, now: datetime) -> dict[str, str]:
     if "user-agent" not in {name.lower() for name in request.headers}:
         ours["User-Agent"] = f"django-durable-tasks/{__version__}"
     secrets = signing_secrets(run.tenant_id, request.url, request.endpoint)
-    signed = signed_headers(secrets, identity, int(now.timestamp()), request.body)
+    signed = http_request.signed_headers(secrets, identity, int(now.timestamp()), request.body)
     return {**ours, **signed, **request.headers}
 
 
 def _instant(value: datetime) -> str:
     return value.isoformat().replace("+00:00", "Z")
+
+
+# The secrets with which requests to a receiver are signed, for the receiver's own check.
+#
+# Reading them has an audit entry, although nothing is changed: a reader can sign requests that the
+# receiver accepts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigningSecrets:
+    """The secrets of an endpoint, the current one first; none if its requests are not signed.
+
+    ``origin`` is None if the messages of a notification setting are no HTTP requests.
+    """
+
+    origin: str | None
+    endpoint: str
+    secrets: list[str]
+
+
+def secrets_of_callbacks(
+    tenant_id: int, url: str, endpoint: str | None, *, by: str, is_setting: bool = False
+) -> SigningSecrets:
+    """Return the secrets of the callbacks of a tenant to this URL; raises InvalidTarget, and
+    InvalidOption for the name of a notification setting unless ``is_setting``.
+    """
+    target = parsed_url(url)
+    name = http_request.endpoint_name(target, endpoint, is_setting=is_setting)
+    found = signing_secrets(tenant_id, target, name)
+    result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
+    record_read_secrets("tenant", tenant_id, tenant_id, result, by)
+    return result
+
+
+def record_read_secrets(
+    kind: str, key: int, tenant_id: int, result: SigningSecrets, by: str
+) -> None:
+    """Add an audit entry, if secrets were returned."""
+    if not result.secrets:
+        return
+    with acting(by=by), recorded("signing_secret.read") as entry:
+        entry.subject(kind, key, tenant_id)
+        entry.detail(origin=result.origin, endpoint=result.endpoint)

@@ -104,9 +104,13 @@ def queue_message(
         raise InvalidTarget(
             f"routing_key={routing_key!r} needs exchange= instead of queue=.", option="routing_key"
         )
+    if exchange is None:
+        key = _name("queue", queue)
+    else:
+        key = "" if routing_key in (None, "") else _name("routing_key", routing_key)
     message = QueueMessage(
         exchange="" if exchange is None else _name("exchange", exchange),
-        routing_key=_name("queue", queue) if exchange is None else _name_or_empty(routing_key),
+        routing_key=key,
         body=_text(arguments.get("body")),
         content_type=_content_type(arguments.get("content_type"), arguments.get("body")),
         headers=_headers(arguments.get("headers")),
@@ -158,10 +162,6 @@ def _name(option: str, value: object) -> str:
     return value
 
 
-def _name_or_empty(value: object) -> str:
-    return "" if value in (None, "") else _name("routing_key", value)
-
-
 @about("body")
 def _text(body: object) -> str:
     if isinstance(body, str):
@@ -194,7 +194,18 @@ def _headers(value: object) -> Mapping[str, Any]:
     except InvalidOption as invalid:
         raise InvalidTarget(str(invalid)) from None
     for name, content in found.items():
-        _refuse_header(name)
+        # AMQP distinguishes case and Celery does too, but a program in between may not.
+        lower = name.strip().lower().replace("-", "_")
+        if lower in _OF_CELERY or lower.startswith(_OF_THIS_PACKAGE):
+            raise InvalidTarget(
+                f"headers has {name!r}, by which Celery or this package could take the message for"
+                " a task: give the header another name."
+            )
+        if lower in _OF_RABBITMQ:
+            raise InvalidTarget(
+                f"headers has {name!r}, with which RabbitMQ delivers to further queues: create one"
+                " message for each queue."
+            )
         # A program that forwards the message over HTTP or STOMP may copy it into a header. A value
         # is not part of the error, because it may be a secret.
         if not name.isprintable() or _has_control_characters(content):
@@ -209,21 +220,6 @@ def _has_control_characters(value: object) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_control_characters, chain(value, value.values())))
     return isinstance(value, list | tuple) and any(map(_has_control_characters, value))
-
-
-def _refuse_header(name: str) -> None:
-    # AMQP distinguishes case and Celery does too, but a program in between may not.
-    lower = name.strip().lower().replace("-", "_")
-    if lower in _OF_CELERY or lower.startswith(_OF_THIS_PACKAGE):
-        raise InvalidTarget(
-            f"headers has {name!r}, by which Celery or this package could take the message for a"
-            " task: give the header another name."
-        )
-    if lower in _OF_RABBITMQ:
-        raise InvalidTarget(
-            f"headers has {name!r}, with which RabbitMQ delivers to further queues: create one"
-            " message for each queue."
-        )
 
 
 def sent_content_type(content_type: str) -> str:
@@ -289,7 +285,17 @@ def _publish(broker: BrokerConnection, message: QueueMessage, message_id: str) -
     )
     try:
         if broker.driver == "amqp":
-            return _confirmed(channel, prepared, message)
+            # A message that no queue receives is returned before the confirmation, which raises a
+            # channel error.
+            channel.confirm_select()
+            channel.basic_publish_confirm(
+                prepared,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                mandatory=True,
+                confirm_timeout=conf.settings().PUBLISH_TIMEOUT,
+            )
+            return True
         _check_bound(channel, message)
         channel.basic_publish(prepared, exchange=message.exchange, routing_key=message.routing_key)
     except broker.failures as error:
@@ -298,24 +304,12 @@ def _publish(broker: BrokerConnection, message: QueueMessage, message_id: str) -
         raise MessageRejected(f"{message.place}: {type(error).__name__}: {error}") from error
     finally:
         if broker.driver == "amqp" and channel.is_open and not broker.unusable:
-            _abandon(broker, channel)
+            # If it fails, the connection is unusable, so that it is not shared.
+            try:
+                channel.close()
+            except broker.failures:
+                broker.unusable = True
     return False
-
-
-def _confirmed(channel: Any, prepared: Any, message: QueueMessage) -> bool:
-    """Publish as mandatory and wait for the confirmation. A message that no queue receives is
-    returned first, which raises a channel error.
-    """
-    timeout = conf.settings().PUBLISH_TIMEOUT
-    channel.confirm_select()
-    channel.basic_publish_confirm(
-        prepared,
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        mandatory=True,
-        confirm_timeout=timeout,
-    )
-    return True
 
 
 def _check_bound(channel: Any, message: QueueMessage) -> None:
@@ -335,11 +329,3 @@ def _check_bound(channel: Any, message: QueueMessage) -> None:
         found = []
     if not found:
         raise MessageRejected(f"{message.place}: no queue is bound to it.")
-
-
-def _abandon(broker: BrokerConnection, channel: Any) -> None:
-    """Close the channel; a failure makes the connection unusable, so that it is not shared."""
-    try:
-        channel.close()
-    except broker.failures:
-        broker.unusable = True

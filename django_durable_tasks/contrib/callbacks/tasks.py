@@ -217,7 +217,11 @@ def send_request(
         raise DeliveryStopped(text)
     if exchange is None or meaning.kind is not AnswerKind.DONE:
         raise DeliveryFailed(text)
-    kept = _fitting(body, conf.settings().RESULT_MAX_BYTES - _RESULT_FRAME)
+    # The start of the text whose JSON fits.
+    kept = body
+    max_bytes = conf.settings().RESULT_MAX_BYTES - _RESULT_FRAME
+    while kept and (size := len(json.dumps(kept))) > max_bytes:
+        kept = kept[: max(0, min(len(kept) - 1, len(kept) * max_bytes // size))]
     return {
         "status": exchange.status,
         "body": kept,
@@ -268,13 +272,6 @@ def _record_health(run: Run, key: str, meaning: AnswerMeaning) -> None:
 
 def _text(body: bytes) -> str:
     return shortened(body.decode("utf-8", "backslashreplace"), 4 * len(body) + 16)
-
-
-def _fitting(text: str, max_bytes: int) -> str:
-    """Return the start of the text whose JSON has at most ``max_bytes`` bytes."""
-    while text and (size := len(json.dumps(text))) > max_bytes:
-        text = text[: max(0, min(len(text) - 1, len(text) * max_bytes // size))]
-    return text
 
 
 # ``django_durable_tasks.queue_message`` publishes a message for another program.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import optional_apps
 
-class DiagramsConfig(AppConfig):
+
+class DiagramsConfig(optional_apps.OptionalAppConfig):
     """Adds the formats ``mermaid`` and ``svg``, and the drawings on the pages of the admin."""
 
     name = "django_durable_tasks.contrib.diagrams"
@@ -15,8 +16,7 @@ class DiagramsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the formats."""
-        from django_durable_tasks.contrib.diagrams.mermaid import as_mermaid
-        from django_durable_tasks.contrib.diagrams.svg import as_html, as_svg
+        from django_durable_tasks.contrib.diagrams.drawings import as_html, as_mermaid, as_svg
         from django_durable_tasks.workflows.diagrams import FORMATS
 
         FORMATS.update(mermaid=as_mermaid, svg=as_svg, html=as_html)

@@ -22,23 +22,20 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import staff_tenants
+from django_durable_tasks.admin import filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.contrib.metrics.charts import (
-    PERIODS,
-    ChartData,
-    ChartPeriod,
-    ChartPoint,
-    endings,
-    read_points,
-)
-from django_durable_tasks.contrib.metrics.drawing import (
     LINE_COLOURS,
     OTHER_COLOUR,
+    PERIODS,
     STATUS_COLOURS,
+    ChartData,
     ChartFrame,
+    ChartPeriod,
     ChartSeries,
+    endings,
     lines,
+    read_points,
     seconds,
     stacked_bars,
     swatch,
@@ -95,22 +92,10 @@ class ChartQuery:
             }
 
 
-def _moments(points: Sequence[ChartPoint], period: ChartPeriod) -> list[str]:
-    layout = "%H:%M" if period.name == "1h" else "%Y-%m-%d %H:%M"
-    return [f"{timezone.localtime(point.start):{layout}}" for point in points]
-
-
-def _ticks(points: Sequence[ChartPoint], period: ChartPeriod) -> Iterator[tuple[int, str]]:
-    """Yield the points at round times of the site's zone, with their labels."""
-    each = _TICK_MINUTES[period.name]
-    for index, point in enumerate(points):
-        local = timezone.localtime(point.start)
-        if (local.hour * 60 + local.minute) % each == 0:
-            yield index, f"{local:%m-%d}" if each == 1_440 else f"{local:%H:%M}"
-
-
 def _frame(key: str, title: str, data: ChartData, query: ChartQuery) -> ChartFrame:
-    moments = _moments(data.points, query.period)
+    layout = "%H:%M" if query.period.name == "1h" else "%Y-%m-%d %H:%M"
+    starts = [timezone.localtime(point.start) for point in data.points]
+    moments = [f"{start:{layout}}" for start in starts]
     description = gettext(
         "%(points)d points of %(minutes)d min from %(first)s to %(last)s. The table below contains"
         " the values."
@@ -120,7 +105,13 @@ def _frame(key: str, title: str, data: ChartData, query: ChartQuery) -> ChartFra
         "first": moments[0],
         "last": moments[-1],
     }
-    ticks = list(_ticks(data.points, query.period))
+    # At round times of the site's zone.
+    each = _TICK_MINUTES[query.period.name]
+    ticks = [
+        (index, f"{start:%m-%d}" if each == 1_440 else f"{start:%H:%M}")
+        for index, start in enumerate(starts)
+        if (start.hour * 60 + start.minute) % each == 0
+    ]
     return ChartFrame(f"durable-chart-{key}", title, description, moments, ticks)
 
 
@@ -176,18 +167,9 @@ def _durations(
     )
 
 
-def _charts(data: ChartData, query: ChartQuery) -> Iterator[DrawnChart]:
-    if any(point.numbers for point in data.points):
-        yield _endings(data, query)
-        for duration, title in _DURATIONS:
-            drawn = _durations(duration, str(title), data, query)
-            if drawn is not None:
-                yield drawn
-
-
 def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterator[str]:
     """Yield why the charts are empty or shorter than the period."""
-    if staff_tenants.is_limited(request) and not conf.settings().METRICS_TENANTS:
+    if filters.is_limited(request) and not conf.settings().METRICS_TENANTS:
         yield gettext(
             "You see only the tenants assigned to you, and METRICS_TENANTS is not set, so nothing"
             " is counted for each tenant."
@@ -208,20 +190,24 @@ def _remarks(request: HttpRequest, data: ChartData, query: ChartQuery) -> Iterat
 
 
 def _facts(request: HttpRequest, now: datetime) -> dict[str, Any]:
-    query, rows = ChartQuery.of(request), endings(staff_tenants.tenants_of(request))
+    query, rows = ChartQuery.of(request), endings(filters.tenants_of(request))
     series = list(rows.filter(span=Span.TOTAL).values_list("queue", "name"))
     queues, names = ({pair[place] for pair in series} for place in (0, 1))
     for field, value, counted in (("queue", query.queue, queues), ("name", query.name, names)):
         if value:
             rows = rows.filter(**{field: value}) if value in counted else rows.none()
     data = read_points(rows, query.period, now)
+    charts = list[DrawnChart]()
+    if any(point.numbers for point in data.points):
+        drawn = (_durations(kind, str(title), data, query) for kind, title in _DURATIONS)
+        charts = [_endings(data, query), *(chart for chart in drawn if chart is not None)]
     return {
         "query": query,
         "periods": query.periods(),
         "queue_choices": sorted({*queues, query.queue} - {""}),
         "name_choices": sorted({*names, query.name} - {""}),
         "remarks": list(_remarks(request, data, query)),
-        "charts": list(_charts(data, query)),
+        "charts": charts,
         "asked_at": now,
     }
 

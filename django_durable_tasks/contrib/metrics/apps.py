@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import AppConfig
 from django.utils.module_loading import import_string
 
-from django_durable_tasks import conf, ports
+from django_durable_tasks import conf, optional_apps, ports
 
 # Imported on use, because it needs the extra [metrics].
 _EXPOSITION = "django_durable_tasks.contrib.metrics.exposition."
 
 
-class MetricsConfig(AppConfig):
+class MetricsConfig(optional_apps.OptionalAppConfig):
     """Prometheus, charts and OpenTelemetry."""
 
     name = "django_durable_tasks.contrib.metrics"

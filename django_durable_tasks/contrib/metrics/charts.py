@@ -1,13 +1,20 @@
-"""What the charts show: their periods, the endings and durations of each point, and quantiles."""
+"""What the charts show: their periods, the endings and durations of each point, and quantiles; and
+their drawing as SVG.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django_durable_tasks.choices import LogStatus
+from django.forms.utils import flatatt
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.contrib.metrics.counts import counts
 from django_durable_tasks.contrib.metrics.series import (
     BUCKETS,
@@ -146,3 +153,238 @@ def read_points(rows: Any, period: ChartPeriod, now: datetime) -> ChartData:
         if point is not None:
             point.add(status, number, CountedDurations.stored(number, durations).durations)
     return ChartData(points, bool(first_left_out))
+
+
+# Charts of values over time as SVG: stacked bars, and lines on a logarithmic scale of seconds.
+#
+# As other diagrams, a chart has its own light background. Its title and description are elements of
+# the document, and each point has a tooltip with its values. It contains no style and no script.
+
+
+WIDTH, HEIGHT = 960, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
+_PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
+_SIZE = 12
+PANEL, _GRID, _AXIS, _QUIET = "#ffffff", "#e2e8f0", "#64748b", "#475569"
+_SECONDS = (
+    (0.001, "1 ms"),
+    (0.01, "10 ms"),
+    (0.1, "100 ms"),
+    (1.0, "1 s"),
+    (10.0, "10 s"),
+    (60.0, "1 min"),
+    (600.0, "10 min"),
+    (3_600.0, "1 h"),
+)
+STATUS_COLOURS = {
+    Status.SUCCESS.value: "#15803d",
+    LogStatus.RETRY.value: "#d97706",
+    Status.FAILED.value: "#b91c1c",
+    LogStatus.LOST.value: "#0f172a",
+    Status.CANCELLED.value: "#7e22ce",
+    Status.SKIPPED.value: "#94a3b8",
+    Status.EXPIRED.value: "#db2777",
+}
+"""The statuses of endings in the order of a stack, from below, with their colours."""
+OTHER_COLOUR = _AXIS
+LINE_COLOURS = ("#1d4ed8", "#d97706")
+
+
+def element(name: str, *children: str, **attributes: str | float | None) -> SafeString:
+    """Return an element. An underscore in an attribute's name represents a hyphen."""
+    written = flatatt({key.replace("_", "-"): value for key, value in attributes.items()})
+    inside = format_html_join("", "{}", ((child,) for child in children))
+    return format_html("<{}{}>{}</{}>", name, written, inside, name)
+
+
+def text(
+    x: float, y: float, words: str, size: float, colour: str, **attributes: str | float
+) -> SafeString:
+    """Return one line of text; ``y`` is its baseline."""
+    return element("text", words, x=x, y=y, font_size=size, fill=colour, **attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class ChartSeries:
+    """A named row of values, one for each point; None for a point without one."""
+
+    name: str
+    colour: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChartFrame:
+    """What all charts of a page share. ``key`` makes the ids of the elements unique on the page.
+
+    ``moments`` are the texts of the points for tooltips, ``ticks`` the labelled points.
+    """
+
+    key: str
+    title: str
+    description: str
+    moments: Sequence[str]
+    ticks: Sequence[tuple[int, str]]
+
+    def left_of(self, index: float) -> float:
+        """Return the left edge of a point."""
+        return _LEFT + _PLOT_WIDTH * index / max(len(self.moments), 1)
+
+
+def stacked_bars(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
+    """Return a bar for each point, in which the values of all rows are stacked."""
+    sums = [sum(row.values[index] or 0.0 for row in rows) for index in range(len(frame.moments))]
+    top, marks = _linear(max(sums, default=0.0))
+
+    def height(value: float) -> float:
+        return _TOP + _PLOT_HEIGHT * (1 - value / top)
+
+    bars = (_bar(frame, rows, index, height) for index, total in enumerate(sums) if total)
+    return _document(frame, [*_grid(marks, height), *_axis(frame), *bars])
+
+
+def lines(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
+    """Return a line for each row of durations in seconds, with gaps where there is no value."""
+    given = [value for row in rows for value in row.values if value is not None]
+    low, high = _decades(given)
+
+    def height(value: float) -> float:
+        part = math.log(min(max(value, low), high) / low) / math.log(high / low)
+        return _TOP + _PLOT_HEIGHT * (1 - part)
+
+    marks = [(value, label) for value, label in _SECONDS if low <= value <= high]
+    drawn = [
+        *_grid(marks, height),
+        *_axis(frame),
+        *(_line(frame, row, height) for row in rows),
+        *_hovers(frame, rows),
+    ]
+    return _document(frame, drawn)
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration as a short text."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1_000:.3g} ms"
+    return f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
+
+
+def swatch(colour: str) -> SafeString:
+    """Return a small square for a legend outside the chart."""
+    square = element("rect", width=12, height=12, rx=2, fill=colour)
+    return element("svg", square, width=12, height=12, aria_hidden="true")
+
+
+def _document(frame: ChartFrame, parts: Sequence[SafeString]) -> SafeString:
+    title, description = f"{frame.key}-title", f"{frame.key}-desc"
+    return element(
+        "svg",
+        element("title", frame.title, id=title),
+        element("desc", frame.description, id=description),
+        element("rect", width=WIDTH, height=HEIGHT, rx=4, fill=PANEL),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_labelledby=title,
+        aria_describedby=description,
+        font_family="sans-serif",
+    )
+
+
+def _linear(highest: float) -> tuple[float, list[tuple[float, str]]]:
+    """Return the top of a scale from 0, and about four marks with round values."""
+    if highest <= 0:
+        return 1.0, [(0.0, "0"), (1.0, "1")]
+    rough = highest / 4
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
+    count = math.ceil(highest / step - 1e-9)
+    return step * count, [(step * n, f"{round(step * n, 9):,g}") for n in range(count + 1)]
+
+
+def _decades(given: Sequence[float]) -> tuple[float, float]:
+    """Return the marks below and above these durations, at least two marks apart."""
+    marks = [value for value, _ in _SECONDS]
+    lowest, highest = (min(given), max(given)) if given else (0.01, 1.0)
+    low = max((n for n, value in enumerate(marks) if value <= lowest), default=0)
+    high = min((n for n, value in enumerate(marks) if value >= highest), default=len(marks) - 1)
+    if high - low < 2:
+        high = min(low + 2, len(marks) - 1)
+        low = high - 2
+    return marks[low], marks[high]
+
+
+def _grid(
+    marks: Sequence[tuple[float, str]], height: Callable[[float], float]
+) -> Iterator[SafeString]:
+    for value, label in marks:
+        y = round(height(value), 2)
+        yield element("path", d=f"M{_LEFT} {y}H{WIDTH - _RIGHT}", stroke=_GRID)
+        yield text(_LEFT - 8, y + 4, label, _SIZE, _QUIET, text_anchor="end")
+
+
+def _axis(frame: ChartFrame) -> Iterator[SafeString]:
+    bottom = _TOP + _PLOT_HEIGHT
+    yield element("path", d=f"M{_LEFT} {bottom}H{WIDTH - _RIGHT}", stroke=_AXIS)
+    for index, label in frame.ticks:
+        x = round(frame.left_of(index), 2)
+        yield element("path", d=f"M{x} {bottom}V{bottom + 5}", stroke=_AXIS)
+        yield text(x, bottom + 20, label, _SIZE, _QUIET, text_anchor="middle")
+
+
+def _bar(
+    frame: ChartFrame, rows: Sequence[ChartSeries], index: int, height: Callable[[float], float]
+) -> SafeString:
+    left, width = frame.left_of(index), _PLOT_WIDTH / len(frame.moments)
+    below, parts = 0.0, list[SafeString]()
+    for row in rows:
+        value = row.values[index] or 0.0
+        if value:
+            y, bottom = height(below + value), height(below)
+            parts.append(
+                element(
+                    "rect",
+                    x=round(left + width * 0.1, 2),
+                    y=round(y, 2),
+                    width=round(width * 0.8, 2),
+                    height=round(bottom - y, 2),
+                    fill=row.colour,
+                )
+            )
+            below += value
+    said = ", ".join(f"{row.name} {row.values[index] or 0:.3g}" for row in rows)
+    return element("g", element("title", f"{frame.moments[index]}: {said}"), *parts)
+
+
+def _line(frame: ChartFrame, row: ChartSeries, height: Callable[[float], float]) -> SafeString:
+    """Return the line with a dot at each value, so that a value between two gaps is visible."""
+    path, dots, pen = list[str](), list[SafeString](), "M"
+    for index, value in enumerate(row.values):
+        if value is None:
+            pen = "M"
+            continue
+        x, y = round(frame.left_of(index + 0.5), 2), round(height(value), 2)
+        path.append(f"{pen}{x} {y}")
+        dots.append(element("circle", cx=x, cy=y, r=2, fill=row.colour))
+        pen = "L"
+    drawn = element("path", d="".join(path), fill="none", stroke=row.colour, stroke_width=1.6)
+    return element("g", *([drawn] if path else []), *dots)
+
+
+def _hovers(frame: ChartFrame, rows: Sequence[ChartSeries]) -> Iterator[SafeString]:
+    """Yield an invisible bar with a tooltip for each point that has a value."""
+    for index, moment in enumerate(frame.moments):
+        if any(row.values[index] is not None for row in rows):
+            said = ", ".join(f"{row.name} {seconds(row.values[index])}" for row in rows)
+            yield element(
+                "rect",
+                element("title", f"{moment}: {said}"),
+                x=round(frame.left_of(index), 2),
+                y=_TOP,
+                width=round(_PLOT_WIDTH / len(frame.moments), 2),
+                height=_PLOT_HEIGHT,
+                fill_opacity=0,
+            )

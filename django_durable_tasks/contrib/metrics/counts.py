@@ -130,11 +130,6 @@ def _add_attempt(found: Counts, row: Sequence[Any]) -> None:
         counted.observe(Duration.BROKER_WAIT, (started_at - queued_at).total_seconds())
 
 
-def _ledger() -> QuerySet[Any]:
-    found: QuerySet[Any] = OccurrenceRecord.objects.using(tables.database())
-    return found
-
-
 def _log() -> QuerySet[Any]:
     # Subqueries, because a join of a few rows to a large table may be planned as one of both.
     task = Task.objects.filter(pk=OuterRef("task_id"))
@@ -147,7 +142,12 @@ def _log() -> QuerySet[Any]:
 
 _TIMES = ("run_id", "ready_at", "queued_at", "started_at", "completed_at")
 CREATED = Source(tables.tasks, ("tenant_id", "queue", "name"), _add_task)
-OCCURRENCES = Source(_ledger, ("tenant_id", "outcome", "count"), _add_fire_time, time="created_at")
+OCCURRENCES = Source(
+    lambda: OccurrenceRecord.objects.using(tables.database()),
+    ("tenant_id", "outcome", "count"),
+    _add_fire_time,
+    time="created_at",
+)
 ATTEMPTS = Source(
     _log,
     ("tenant_id", "status", *_TIMES, "task_queue", "task_name"),
@@ -437,26 +437,18 @@ class CountMetrics:
                 found: Counts = {}
                 for source in SOURCES:
                     rows = self._ids.rows_of(source, minute, now).order_by("pk")
-                    yield from _add_in_pages(source, rows, page, found)
+                    after: Any = None
+                    while True:
+                        rest = rows if after is None else rows.filter(pk__gt=after)
+                        counted = list(rest.values_list("pk", *source.columns)[:page])
+                        for _, *row in counted:
+                            source.add(found, row)
+                        yield
+                        if len(counted) < page:
+                            break
+                        after = counted[-1][0]
                 raise_minute(minute, found)
                 self._counted[minute] = now
         if until > begin:
             settle(until)
         self._left = int(until < last)
-
-
-def _add_in_pages(source: Source, rows: QuerySet[Any], size: int, found: Counts) -> Iterator[None]:
-    """Count rows in pages of ``size``; the caller may pause between them."""
-    last = None
-    while True:
-        page = list(
-            (rows if last is None else rows.filter(pk__gt=last)).values_list("pk", *source.columns)[
-                :size
-            ]
-        )
-        for _, *row in page:
-            source.add(found, row)
-        yield
-        if len(page) < size:
-            return
-        last = page[-1][0]

@@ -1,4 +1,4 @@
-"""The metrics: families, the text formats of Prometheus and OpenMetrics, and a server for
+"""The metrics: gauges, families, the text formats of Prometheus and OpenMetrics, and a server for
 schedulers.
 """
 
@@ -7,7 +7,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -24,19 +27,31 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.choices import FireOutcome, LogStatus
-from django_durable_tasks.contrib.metrics.counts import read_totals
-from django_durable_tasks.contrib.metrics.gauges import Gauges, read_gauges
+from django_durable_tasks.cluster import queues
+from django_durable_tasks.cluster.status import is_silent, recent_clock_step
+from django_durable_tasks.contrib.metrics.counts import read_totals, settled_until
 from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
     BUCKETS,
+    OTHER,
+    SERIES_MAX,
     CountedDurations,
     Distribution,
     Duration,
     MetricKind,
     SeriesKey,
 )
+from django_durable_tasks.limits import config, waitlist
+from django_durable_tasks.limits.scopes import EACH_TENANT
+from django_durable_tasks.limits.waitlist import Usage
+from django_durable_tasks.models import Node, SchedulerLease
+from django_durable_tasks.models.cluster import lease_name
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
+from django_durable_tasks.store.tables import database
+from django_durable_tasks.tasks import operator_actions
 
 # The metrics with their names, texts and labels, from totals and gauges.
 #
@@ -135,39 +150,6 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
             distribution = counted.durations[duration]
             histogram.add_metric(list(labels), _buckets(distribution), distribution.total)
         yield histogram
-    yield from _queue_gauges(gauges)
-    yield from _cluster_gauges(gauges)
-
-
-def _grouped(
-    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
-) -> dict[tuple[str, ...], CountedDurations]:
-    """Return the sums by labels; series of several tenants or statuses may have the same."""
-    found: dict[tuple[str, ...], CountedDurations] = {}
-    for key, counted in rows:
-        values = key._asdict()
-        if key.tenant_id == ALL_TENANTS:
-            values["tenant_id"] = ""
-        group = tuple(str(values[field]) for field in labels.values())
-        found.setdefault(group, CountedDurations()).add(counted)
-    return dict(sorted(found.items()))
-
-
-def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
-    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
-    return list(zip(bounds, accumulate(distribution.numbers), strict=True))
-
-
-def _gauge(
-    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
-) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
-    for values, number in rows:
-        family.add_metric(list(values), number)
-    return family
-
-
-def _queue_gauges(gauges: Gauges) -> Iterator[Metric]:
     queues = sorted(gauges.queues.items())
     depths = [
         ((queue, status), number)
@@ -178,8 +160,8 @@ def _queue_gauges(gauges: Gauges) -> Iterator[Metric]:
             ("RUNNING", one.running),
         )
     ]
-    text = "Open tasks of a queue. PENDING ones are counted up to 10,000."
-    yield _gauge("queue_depth", text, ["queue", "status"], depths)
+    description = "Open tasks of a queue. PENDING ones are counted up to 10,000."
+    yield _gauge("queue_depth", description, ["queue", "status"], depths)
     yield _gauge(
         "due",
         "PENDING tasks that are due, up to 10,000.",
@@ -192,9 +174,6 @@ def _queue_gauges(gauges: Gauges) -> Iterator[Metric]:
         ["queue"],
         [((queue,), one.oldest_due_age) for queue, one in queues],
     )
-
-
-def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
     yield _gauge("leader", "1 if a scheduler is the leader.", [], [((), float(gauges.is_led))])
     yield _gauge("leader_term", "The term of the leader.", [], [((), gauges.term)])
     yield _gauge(
@@ -225,10 +204,40 @@ def _cluster_gauges(gauges: Gauges) -> Iterator[Metric]:
         ["scope"],
         [((scope,), most) for scope, (_, most) in limits],
     )
-    text = "Open dead letters, up to 10,000."
-    yield _gauge("open_dead_letters", text, [], [((), gauges.dead_letters)])
-    text = "Age of the newest minute that is counted for the last time, about an hour after it."
-    yield _gauge("settled_age_seconds", text, [], [((), gauges.settled_age)])
+    description = "Open dead letters, up to 10,000."
+    yield _gauge("open_dead_letters", description, [], [((), gauges.dead_letters)])
+    description = (
+        "Age of the newest minute that is counted for the last time, about an hour after it."
+    )
+    yield _gauge("settled_age_seconds", description, [], [((), gauges.settled_age)])
+
+
+def _grouped(
+    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
+) -> dict[tuple[str, ...], CountedDurations]:
+    """Return the sums by labels; series of several tenants or statuses may have the same."""
+    found: dict[tuple[str, ...], CountedDurations] = {}
+    for key, counted in rows:
+        values = key._asdict()
+        if key.tenant_id == ALL_TENANTS:
+            values["tenant_id"] = ""
+        group = tuple(str(values[field]) for field in labels.values())
+        found.setdefault(group, CountedDurations()).add(counted)
+    return dict(sorted(found.items()))
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
+    return list(zip(bounds, accumulate(distribution.numbers), strict=True))
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+    for values, number in rows:
+        family.add_metric(list(values), number)
+    return family
 
 
 # The values are read from the database, so every process answers the same, and a killed process
@@ -349,3 +358,129 @@ class MetricsServer(ThreadingHTTPServer):
         """Stop answering and close the socket."""
         self.shutdown()
         self.server_close()
+
+
+# Reads the values of the metrics that are not totals: queues, leader, nodes, limits, dead
+# letters.
+#
+# At most nine statements for 500 queues. None reads an ended task, and backlogs are counted up to
+# ``queues.COUNTED``.
+
+
+class QueueGauge(NamedTuple):
+    """The open tasks of a queue, and the age in seconds of the oldest one that is due."""
+
+    pending: int = 0
+    due: int = 0
+    oldest_due_age: float = 0.0
+    queued: int = 0
+    running: int = 0
+
+    def plus(self, other: QueueGauge) -> QueueGauge:
+        """Return both queues as one."""
+        return QueueGauge(
+            self.pending + other.pending,
+            self.due + other.due,
+            max(self.oldest_due_age, other.oldest_due_age),
+            self.queued + other.queued,
+            self.running + other.running,
+        )
+
+
+def busiest_queues(queues: Mapping[str, QueueGauge], most: int) -> dict[str, QueueGauge]:
+    """Return the ``most`` queues with the most open tasks by name, the others as ``other``."""
+
+    def size(name: str) -> tuple[int, str]:
+        one = queues[name]
+        return -(one.pending + one.queued + one.running), name
+
+    names = sorted(queues, key=size)
+    found = {name: queues[name] for name in sorted(names[:most])}
+    for name in names[most:]:
+        found[OTHER] = found.get(OTHER, QueueGauge()).plus(queues[name])
+    return found
+
+
+def fullest_limits(limits: Mapping[str, tuple[int, int]], most: int) -> dict[str, tuple[int, int]]:
+    """Return the ``most`` limits of which the largest part is used, by scope."""
+
+    def free(scope: str) -> tuple[float, str]:
+        used, limit = limits[scope]
+        return -(used / limit if limit else 0.0), scope
+
+    return {scope: limits[scope] for scope in sorted(sorted(limits, key=free)[:most])}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """The state of the installation at one moment.
+
+    ``queues`` and ``limits`` (usage and maximum by scope) have at most SERIES_MAX names.
+    ``nodes``: the number of nodes by kind and state. ``skews``: by kind, the largest difference
+    between the clock of a node and the database's, in seconds. ``clock_step``: by how many seconds
+    the database's clock was set in the last hour. ``settled_age``: the age in seconds of the
+    newest minute that is counted for the last time.
+    """
+
+    queues: Mapping[str, QueueGauge]
+    term: int
+    is_led: bool
+    nodes: Mapping[tuple[str, str], int]
+    skews: Mapping[str, float]
+    clock_step: float
+    limits: Mapping[str, tuple[int, int]]
+    dead_letters: int
+    settled_age: float
+
+
+def read_gauges() -> Gauges:
+    """Read all values."""
+    leases = SchedulerLease.objects.using(database()).filter(name=lease_name())
+    lease = leases.values_list(DatabaseNow(), "term", "expires_at").first()
+    now, term, expires_at = lease or (database_now(), 0, None)
+    settled = settled_until()
+    columns = ("kind", "skew", "last_seen_at", "draining", "clock_step", "clock_step_at")
+    alive = list(Node.objects.using(database()).alive().only(*columns))
+    skews: dict[str, float] = {}
+    for node in alive:
+        if node.skew is not None and abs(node.skew) >= abs(skews.get(node.kind, 0.0)):
+            skews[node.kind] = node.skew
+    noticed = recent_clock_step(alive, now)
+    used, most = waitlist.count_usage(), SERIES_MAX
+    limit_config = config.read()
+    return Gauges(
+        queues=busiest_queues(_queues(now, used), most),
+        term=term,
+        is_led=expires_at is not None and expires_at > now,
+        nodes=Counter((node.kind, _state(node, now)) for node in alive),
+        skews=skews,
+        clock_step=noticed.clock_step or 0.0 if noticed else 0.0,
+        limits=fullest_limits(
+            {
+                scope: (used.under_way[scope], allowed.places)
+                for scope, allowed in sorted(limit_config.scopes.items())
+                if allowed.places is not None and scope != EACH_TENANT
+            },
+            most,
+        ),
+        dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
+        settled_age=(now - settled).total_seconds() if settled else 0.0,
+    )
+
+
+def _queues(now: datetime, used: Usage) -> dict[str, QueueGauge]:
+    found = {
+        queue: QueueGauge(pending, due, max(0.0, (now - head).total_seconds()) if due else 0.0)
+        for queue, pending, due, head in queues.waiting(now)
+    }
+    for queue, tenants in list(used.of_tenants.items()):
+        queued = used.window(queue)
+        open_tasks = QueueGauge(queued=queued, running=tenants.total() - queued)
+        found[queue] = found.get(queue, QueueGauge()).plus(open_tasks)
+    return found
+
+
+def _state(node: Node, now: datetime) -> str:
+    if is_silent(node, now):
+        return "silent"
+    return "draining" if node.draining else "alive"

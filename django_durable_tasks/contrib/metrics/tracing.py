@@ -8,7 +8,7 @@ semantic conventions for messaging.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -124,19 +124,24 @@ class OpenTelemetryTraces:
 
 def _attempt_span(run: Run) -> Span | None:
     """Start the span of an attempt; None if the span of Celery's instrumentation is used."""
-    creation, upstreams = _context_of(run.options.get(TRACEPARENT)), _upstreams(run.options)
+    creation, links = _context_of(run.options.get(TRACEPARENT)), run.options.get(LINKS)
+    texts = links if isinstance(links, list) else []
+    upstreams = [upstream for text in texts if (upstream := _context_of(text)) is not None]
     attributes = _attributes(run.name, run.queue, "process", str(run.task_id)) | {
         "durable_tasks.attempt": run.attempt,
         "durable_tasks.tenant": run.tenant_id,
     }
     current = trace.get_current_span()
-    if _is_of_celery(current):
+    scope = getattr(current, "instrumentation_scope", None)
+    is_theirs = getattr(scope, "name", "") == _OF_CELERY
+    if is_theirs and getattr(current, "kind", None) is SpanKind.CONSUMER:
         current.set_attributes(attributes)
         for context in [*([creation] if creation else []), *upstreams]:
             current.add_link(context)
         return None
     parent, linked = Context(), upstreams  # without a parent, whatever span is current
-    if creation is not None and run.attempt == 1 and _is_recent(run):
+    created = datetime.fromtimestamp((run.task_id.int >> 80) / 1_000, UTC)
+    if creation is not None and run.attempt == 1 and run.started_at - created <= CHILD_WITHIN:
         parent = trace.set_span_in_context(trace.NonRecordingSpan(creation))
     elif creation is not None:
         linked = [creation, *upstreams]
@@ -147,21 +152,3 @@ def _attempt_span(run: Run) -> Span | None:
         attributes=attributes,
         links=[Link(context) for context in linked],
     )
-
-
-def _upstreams(options: Mapping[str, Any]) -> list[SpanContext]:
-    texts = options.get(LINKS)
-    given = texts if isinstance(texts, list) else []
-    return [context for text in given if (context := _context_of(text)) is not None]
-
-
-def _is_recent(run: Run) -> bool:
-    """Return whether the attempt started soon after the creation, by the time in the task's id."""
-    created = datetime.fromtimestamp((run.task_id.int >> 80) / 1_000, UTC)
-    return run.started_at - created <= CHILD_WITHIN
-
-
-def _is_of_celery(span: Span) -> bool:
-    scope = getattr(span, "instrumentation_scope", None)
-    is_theirs = getattr(scope, "name", "") == _OF_CELERY
-    return is_theirs and getattr(span, "kind", None) is SpanKind.CONSUMER

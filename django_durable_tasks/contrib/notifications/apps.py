@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig, apps
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
+
+from django_durable_tasks import optional_apps
 
 _CALLBACKS = "django_durable_tasks.contrib.callbacks"
 
 
-class NotificationsConfig(AppConfig):
+class NotificationsConfig(optional_apps.OptionalAppConfig):
     """Records events, delivers messages about them, and watches the installation."""
 
     name = "django_durable_tasks.contrib.notifications"
@@ -25,7 +27,7 @@ class NotificationsConfig(AppConfig):
             )
         from django_durable_tasks.cluster.status import ALERT_SOURCES
         from django_durable_tasks.command.subcommand import register_command
-        from django_durable_tasks.contrib.notifications import jobs, task  # noqa: F401
+        from django_durable_tasks.contrib.notifications import task
         from django_durable_tasks.contrib.notifications.capture import (
             TransitionRecorder,
             limits_per_key,
@@ -38,5 +40,5 @@ class NotificationsConfig(AppConfig):
         RECORDERS[self.label] = TransitionRecorder()
         ALERT_SOURCES[self.label] = open_alerts
         KEY_LIMIT_SOURCES[self.label] = limits_per_key
-        jobs.register()
+        task.register()
         register_command(notify)

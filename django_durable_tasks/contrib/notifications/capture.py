@@ -25,26 +25,22 @@ from django_durable_tasks.contrib.notifications.events import (
     QuotaEventData,
     RetryingTaskData,
 )
-from django_durable_tasks.contrib.notifications.models import (
-    NotificationEvent,
-    NotificationSetting,
-)
+from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
 from django_durable_tasks.models.guarded import TenantQuerySet
+from django_durable_tasks.process_state import Refresher
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.trigger import KnownSchedule
 from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.background_refresh import Refresher
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import (
     dedicated_connection,
     has_one_connection,
     in_transaction,
 )
-from django_durable_tasks.store.dialects import POSTGRESQL, verb
-from django_durable_tasks.store.statements import recordset, sql
+from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
 from django_durable_tasks.task_names import NOTIFICATION_TASK, OWN_TASKS
 from django_durable_tasks.task_values import Run
 

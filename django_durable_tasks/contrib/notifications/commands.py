@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.command.arguments import argument
 from django_durable_tasks.command.subcommand import (
     OK,
     UNHEALTHY,
     Options,
     Output,
+    argument,
     filtered,
     perform,
     refuse,
@@ -57,7 +57,19 @@ def notify(options: Options, out: Output) -> int:
         notify test invoices --tenant acme --wait 10
     """
     if options["action"] == "test":
-        return _test(options, out)
+        if not options["name"]:
+            refuse("Name a notification setting: durable notify test ops.")
+        found = list(
+            _rows({**options, "tenant": options["tenant"] or _DEFAULT}).filter(name=options["name"])
+        )
+        if not found:
+            refuse(f"The tenant has no notification setting {options['name']!r}.")
+        outcome = perform(deliveries.create_test, found[0], options)
+        out.note(outcome.message)
+        result = _awaited(outcome.value, options["wait"])
+        answer = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
+        text = _sentence(outcome.value, result)
+        return out.emit(answer, text, OK if result["sent"] else UNHEALTHY)
     rows = []
     for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]:
         try:
@@ -86,22 +98,6 @@ def _rows(options: Options) -> Any:
         tenant_named(options["tenant"])
     rows = NotificationSetting.objects.using(database()).select_related("tenant")
     return filtered(rows, options, {"tenant": "tenant__slug"})
-
-
-def _test(options: Options, out: Output) -> int:
-    if not options["name"]:
-        refuse("Name a notification setting: durable notify test ops.")
-    found = list(
-        _rows({**options, "tenant": options["tenant"] or _DEFAULT}).filter(name=options["name"])
-    )
-    if not found:
-        refuse(f"The tenant has no notification setting {options['name']!r}.")
-    outcome = perform(deliveries.create_test, found[0], options)
-    out.note(outcome.message)
-    result = _awaited(outcome.value, options["wait"])
-    shown = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
-    text = _sentence(outcome.value, result)
-    return out.emit(shown, text, OK if result["sent"] else UNHEALTHY)
 
 
 def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:

@@ -19,10 +19,8 @@ from django_durable_tasks.audit import NAMED, current_actor, encrypted_mark, rec
 from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatus
 from django_durable_tasks.cluster import queues, status
 from django_durable_tasks.contrib.callbacks import http
-from django_durable_tasks.contrib.callbacks.signing_secrets import (
-    SigningSecrets,
-    record_read_secrets,
-)
+from django_durable_tasks.contrib.callbacks.http import SigningSecrets, record_read_secrets
+from django_durable_tasks.contrib.notifications import messages
 from django_durable_tasks.contrib.notifications.capture import (
     RecentSubscriptions,
     Subscriptions,
@@ -36,18 +34,6 @@ from django_durable_tasks.contrib.notifications.events import (
     NotificationTestData,
     OccurredEvent,
 )
-from django_durable_tasks.contrib.notifications.messages import (
-    SHOWN,
-    EventFacts,
-    NotificationContent,
-    check_together,
-    checked_config,
-    checked_values,
-    endpoint_of_setting,
-    merged_config,
-    shown_config,
-    url_of,
-)
 from django_durable_tasks.contrib.notifications.models import (
     Alert,
     NotificationEvent,
@@ -56,8 +42,7 @@ from django_durable_tasks.contrib.notifications.models import (
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
-from django_durable_tasks.models.encrypted_json import stored_columns, undecrypted
-from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.models.fields import DatabaseNow, stored_columns, undecrypted
 from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.operations.operation import Target, operation
 from django_durable_tasks.schedules.lifecycle import recurring
@@ -68,8 +53,8 @@ from django_durable_tasks.targets.addresses import address_policy
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.tasks.enqueue import Call, new_task
 from django_durable_tasks.tasks.explanations import comment
-from django_durable_tasks.tasks.new_task import Call, new_task
 from django_durable_tasks.tasks.options import CallOptions
 
 # Creates, changes and deletes notification settings, and records the result of deliveries.
@@ -235,7 +220,7 @@ def _make_due(setting_id: int) -> None:
 def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that a change writes; raises InvalidOption."""
     plain = {name: value for name, value in values.items() if name not in _DESTINATION}
-    checked = checked_values(plain)
+    checked = messages.checked_values(plain)
     if checked.get("on_alert") and row.tenant_id != DEFAULT_TENANT_ID:
         raise InvalidOption(
             "on_alert=True: alerts are about the whole installation, which only settings of the"
@@ -243,7 +228,7 @@ def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, A
             option="on_alert",
         )
     names = ("quiet_from", "quiet_until")
-    check_together({name: checked.get(name, getattr(row, name)) for name in names})
+    messages.check_together({name: checked.get(name, getattr(row, name)) for name in names})
     if any(name in values for name in _DESTINATION):
         checked |= _destination(row, values)
     return checked
@@ -264,16 +249,16 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
     except EncryptionError:
         known = {}  # a destination that cannot be decrypted can be replaced
     given = values["delivery_config"]
-    merged = merged_config(kind, given, row.delivery_type, known)
+    merged = messages.merged_config(kind, given, row.delivery_type, known)
     slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
-    config = checked_config(
+    config = messages.checked_config(
         kind,
         merged,
         policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
         allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
     )
     # Compared as it is shown: otherwise an editor could guess a destination by what changes.
-    if kind == row.delivery_type and given == shown_config(kind, known):
+    if kind == row.delivery_type and given == messages.shown_config(kind, known):
         return {}
     return {"delivery_type": kind, "delivery_config": config}
 
@@ -330,9 +315,9 @@ def disable_setting(setting_id: int, reason: str) -> None:
 
 def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecrets:
     """Return the secrets with which the messages of a notification setting are signed."""
-    name, origin, found = endpoint_of_setting(setting.pk), None, list[str]()
+    name, origin, found = messages.endpoint_of_setting(setting.pk), None, list[str]()
     if DeliveryType(setting.delivery_type).is_http:
-        target = url_of(setting.delivery_config)
+        target = messages.url_of(setting.delivery_config)
         origin = target.origin
         found = http.signing_secrets(setting.tenant_id, target, name)
     result = SigningSecrets(origin=origin, endpoint=name, secrets=found)
@@ -511,22 +496,24 @@ def create_test(setting: NotificationSetting) -> uuid.UUID:
     return task.id
 
 
-def content_of(setting: NotificationSetting, delivery: uuid.UUID) -> NotificationContent | None:
+def content_of(
+    setting: NotificationSetting, delivery: uuid.UUID
+) -> messages.NotificationContent | None:
     """Return the events of a delivery; None if they were deleted."""
     rows = tables.unguarded(NotificationEvent).filter(delivery=delivery, setting_id=setting.pk)
     found = [
-        EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
-        for row in rows.order_by("id")[:SHOWN]
+        messages.EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
+        for row in rows.order_by("id")[: messages.SHOWN]
     ]
     if not found:
         return None
     if setting.digest is None and len(found) == 1:
-        return NotificationContent(setting_name=setting.name, events=found, total=1)
+        return messages.NotificationContent(setting_name=setting.name, events=found, total=1)
     kinds = rows.order_by().values_list("type", "subject").annotate(number=Count("pk"))
     counts = list(kinds.order_by("-number", "type", "subject")[:_COUNTED])
     total = rows.count()
     is_test = found[0].type == EventType.TEST
-    return NotificationContent(
+    return messages.NotificationContent(
         setting_name=setting.name, events=found, total=total, counts=counts, is_digest=not is_test
     )
 

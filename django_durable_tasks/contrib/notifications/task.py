@@ -1,12 +1,16 @@
-"""``django_durable_tasks.deliver_notification`` sends one message of a notification setting."""
+"""The durable tasks ``django_durable_tasks.deliver_notification``, which sends one message of a
+notification setting, and ``django_durable_tasks.watchdog``; and the jobs of notifications.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
 import smtplib
+import time
 import uuid
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django.core import mail
@@ -16,25 +20,11 @@ from django.db import Error
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.choices import DeliveryType
-from django_durable_tasks.contrib.callbacks import endpoints, http
-from django_durable_tasks.contrib.callbacks.tasks import (
-    DeliveryRetry,
-    database_of,
-    send_request,
-    slug_of,
-)
-from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.conf import settings
+from django_durable_tasks.contrib.callbacks import endpoints, http, tasks
+from django_durable_tasks.contrib.notifications import deliveries, messages
 from django_durable_tasks.contrib.notifications.capture import settings_rows
-from django_durable_tasks.contrib.notifications.messages import (
-    NotificationContent,
-    email_text,
-    endpoint_of_setting,
-    http_body,
-    is_allowed,
-    shown_url,
-    slack_body,
-    subject_of,
-)
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import (
@@ -44,11 +34,17 @@ from django_durable_tasks.exceptions import (
     InvalidOption,
     InvalidTarget,
 )
-from django_durable_tasks.masking import shortened
+from django_durable_tasks.masking import masked_url, shortened
 from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, SLICE, Job, register_job
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.targets.answers import BACKOFF, delay
 from django_durable_tasks.targets.http_request import http_request
-from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.task_names import NOTIFICATION_TASK, WATCHDOG_TASK
+from django_durable_tasks.tasks import enqueue
+from django_durable_tasks.tasks.enqueue import Call
+from django_durable_tasks.tasks.options import CallOptions
 
 # Sends a notification by Django's e-mail backend.
 
@@ -62,22 +58,22 @@ _ANSWER_TIMEOUT = 15.0
 
 
 def send_email(
-    live: LiveRun, config: Mapping[str, Any], content: NotificationContent, key: str
+    live: LiveRun, config: Mapping[str, Any], content: messages.NotificationContent, key: str
 ) -> dict[str, Any]:
     """Send the message once. Raises DeliveryRetry, or DeliveryFailed if another attempt is useless.
 
     The Message-ID is the same for each attempt, so that a mail program shows a message once that
     was accepted although the answer was lost.
     """
-    allowed = conf.allowed(_ALLOW, slug_of(live, _ALLOW))
-    to = [address for address in config.get("to", ()) if is_allowed(address, allowed)]
+    allowed = conf.allowed(_ALLOW, tasks.slug_of(live, _ALLOW))
+    to = [address for address in config.get("to", ()) if messages.is_allowed(address, allowed)]
     if not to:
         raise DeliveryFailed(
             "None of the addresses is allowed (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
         )
     message = EmailMessage(
-        subject=subject_of(content),
-        body=email_text(content),
+        subject=messages.subject_of(content),
+        body=messages.email_text(content),
         from_email=conf.settings().NOTIFICATION_EMAIL_FROM,
         to=to,
         headers={
@@ -86,39 +82,31 @@ def send_email(
         },
     )
     try:
-        _mailer().send_messages([message])
+        # A backend without a timeout gets one.
+        mailers = getattr(mail, "mailers", None)  # since Django 6.1
+        connection: Any = mail.get_connection() if mailers is None else mailers.default
+        if getattr(connection, "timeout", 0) is None:
+            connection.timeout = _ANSWER_TIMEOUT
+        connection.send_messages([message])
     except (OSError, smtplib.SMTPException) as error:
         failed = error
     else:
         _record_health(live, key, "")
         return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
-    raise _failure(live, failed, key)
-
-
-def _mailer() -> Any:
-    """Return a connection of the default mail backend. A backend without a timeout gets one."""
-    mailers = getattr(mail, "mailers", None)  # since Django 6.1
-    connection: Any = mail.get_connection() if mailers is None else mailers.default
-    if getattr(connection, "timeout", 0) is None:
-        connection.timeout = _ANSWER_TIMEOUT
-    return connection
-
-
-def _failure(live: LiveRun, error: Exception, key: str) -> DeliveryRetry | DeliveryFailed:
     run = live.run
-    refused, answer = _verdict(error)
+    refused, answer = _verdict(failed)
     text = f"E-mail was not accepted: {answer}"
     logger.warning(
         "Attempt %d of task %s: the mail server did not accept the message: %s",
         run.attempt,
         run.task_id,
-        shortened(f"{type(error).__name__}: {str(error)!a}", _LOGGED_MAX),
+        shortened(f"{type(failed).__name__}: {str(failed)!a}", _LOGGED_MAX),
         extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
     )
     if refused:
-        return DeliveryFailed(text)
+        raise DeliveryFailed(text)
     _record_health(live, key, text)
-    return DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
+    raise tasks.DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
 
 
 def _record_health(live: LiveRun, key: str, failure: str) -> None:
@@ -126,7 +114,7 @@ def _record_health(live: LiveRun, key: str, failure: str) -> None:
     another message, so it is logged only.
     """
     try:
-        with database_of(live):
+        with tasks.database_of(live):
             if failure:
                 endpoints.failed(key, live.run.tenant_id, failure)
             else:
@@ -181,7 +169,7 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
     live = process_runs.current()
     if live is None:
         raise InvalidOption("deliver_notification sends messages from a worker only: schedule it.")
-    with database_of(live):
+    with tasks.database_of(live):
         rows = settings_rows().for_tenant(live.run.tenant_id)
         row = rows.filter(pk=setting).first()
         content = None if row is None else deliveries.content_of(row, uuid.UUID(delivery))
@@ -193,13 +181,13 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
 
 
 def _recorded(
-    live: LiveRun, row: NotificationSetting, content: NotificationContent
+    live: LiveRun, row: NotificationSetting, content: messages.NotificationContent
 ) -> dict[str, Any]:
     """Send the message, and record the result in the setting."""
     status, error = deliveries.SENT, ""
     try:
         return _send(live, row, content)
-    except DeliveryRetry as failed:
+    except tasks.DeliveryRetry as failed:
         last = live.run.failures + 1 >= live.run.max_attempts
         status = deliveries.FAILED if last else deliveries.RETRYING
         error = str(failed)
@@ -211,13 +199,13 @@ def _recorded(
     except Exception as failed:
         status, error = deliveries.FAILED, str(failed)
         if isinstance(failed, DeliveryStopped):
-            with database_of(live):
+            with tasks.database_of(live):
                 deliveries.disable_setting(row.pk, error)
         raise
     finally:
         # An error must not cause another message, so it is logged only.
         try:
-            with database_of(live):
+            with tasks.database_of(live):
                 deliveries.record_result(row.pk, status, error)
         except Error:
             logger.exception(
@@ -228,7 +216,9 @@ def _recorded(
             )
 
 
-def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent) -> dict[str, Any]:
+def _send(
+    live: LiveRun, row: NotificationSetting, content: messages.NotificationContent
+) -> dict[str, Any]:
     key = _endpoint(live.run.tenant_id, live.kwargs)
     if row.delivery_type == DeliveryType.EMAIL:
         return send_email(live, row.delivery_config, content, key)
@@ -236,22 +226,128 @@ def _send(live: LiveRun, row: NotificationSetting, content: NotificationContent)
     request = http_request(
         {
             "url": row.delivery_config.get("url"),
-            "body": slack_body(content) if is_slack else http_body(content),
+            "body": messages.slack_body(content) if is_slack else messages.http_body(content),
             "no_retry_on": _REFUSED_BY_SLACK if is_slack else None,
-            "endpoint": endpoint_of_setting(row.pk),
+            "endpoint": messages.endpoint_of_setting(row.pk),
         },
         http.limits(),
         is_setting=True,
     )
-    shown = shown_url(row.delivery_type, request.url.origin + request.url.path)
-    answer = send_request(live, request, key, shown)
+    shown = messages.shown_url(row.delivery_type, request.url.origin + request.url.path)
+    answer = tasks.send_request(live, request, key, shown)
     return {"sent": True, "type": content.type, "events": content.total, "status": answer["status"]}
 
 
 def _endpoint(tenant_id: int, arguments: Mapping[str, Any]) -> str:
-    return f"{tenant_id}:{endpoint_of_setting(arguments.get('setting'))}"
+    return f"{tenant_id}:{messages.endpoint_of_setting(arguments.get('setting'))}"
 
 
 registry.declare_target(
     NOTIFICATION_TASK, TaskTarget(endpoint=_endpoint, postpone=endpoints.postpone)
 )
+
+
+# The maintenance jobs of notifications, alerts and the watchdog.
+
+
+_PRUNED = 100
+# Seconds. A probe that starts later would report that tasks start although they start late.
+_USEFUL_FOR = 120.0
+
+
+def register() -> None:
+    """Let the leader run the jobs."""
+    register_job(
+        "deliver_notifications",
+        lambda: Job(
+            "deliver_notifications", deliver_notifications, every=min(0.5, settings().POLL)
+        ),
+    )
+    register_job("watch_alerts", lambda: Job("watch_alerts", watch_alerts, every=10.0))
+    register_job("probe_workers", lambda: Job("probe_workers", ProbeWorkers(), every=5.0))
+    register_job(
+        "prune_notifications",
+        lambda: Job(
+            "prune_notifications",
+            prune_notifications,
+            every=10.0,
+            pause_factor=PAUSE_FACTOR,
+            dispatches=False,
+        ),
+    )
+
+
+def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Process batches of due events for one slice."""
+    end, changed = time.monotonic() + SLICE, 0
+    with dedicated_connection():
+        while number := deliveries.create_due_deliveries(now, settings().BATCH_SIZE):
+            changed += number
+            if time.monotonic() >= end:
+                break
+    return changed
+
+
+def watch_alerts(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Check the conditions once."""
+    with dedicated_connection():
+        deliveries.watch_alerts(now)
+    return 0
+
+
+class ProbeWorkers:
+    """Create one task per minute of the database's clock; does nothing without WATCHDOG_URL."""
+
+    def __init__(self) -> None:
+        self._minute: datetime | None = None
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        minute = now.replace(second=0, microsecond=0)
+        if settings().WATCHDOG_URL is None or minute == self._minute:
+            return 0
+        # Once, also if two schedulers do it.
+        key = f"durable-watchdog-{int(minute.timestamp()) // 60}"
+        options = CallOptions(idempotency_key=key, expires_in=_USEFUL_FOR)
+        with dedicated_connection():
+            enqueue.submit(Call(registry.get(WATCHDOG_TASK), (), {}, options))
+        self._minute = minute
+        return 1
+
+
+def prune_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Delete one batch of events after their retention."""
+    with dedicated_connection():
+        return deliveries.prune_events(now, min(_PRUNED, settings().BATCH_SIZE))
+
+
+# ``django_durable_tasks.watchdog`` sends a request to WATCHDOG_URL.
+#
+# A scheduler creates it each minute. If no scheduler or no worker runs, the requests stop, and the
+# external monitor behind the URL alarms.
+
+
+# Attempts, and seconds between them.
+_ATTEMPTS, _PAUSE = 3, 5
+
+
+@durable_task(
+    name=WATCHDOG_TASK,
+    bind=True,
+    max_attempts=_ATTEMPTS,
+    backoff="FIXED",
+    backoff_base=_PAUSE,
+    priority=9,
+    give_up_on=(DeliveryFailed, InvalidTarget),
+)
+def watchdog(self: Any) -> dict[str, Any]:
+    """Send the request, and return how many seconds the task waited for its start."""
+    live, url = process_runs.current(), settings().WATCHDOG_URL
+    if live is None:
+        raise InvalidOption("watchdog sends requests from a worker only: schedule it.")
+    if url is None:
+        return {"sent": False, "reason": "DURABLE_TASKS['WATCHDOG_URL'] is None."}
+    waited = (estimated_now() - live.run.scheduled_for).total_seconds()
+    request = http_request({"url": url, "method": "GET"}, http.limits())
+    shown = masked_url(request.url.origin + request.url.path)
+    answer = tasks.send_request(live, request, None, shown)
+    return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
+from django_durable_tasks import optional_apps
 
 
-class VerifyConfig(AppConfig):
+class VerifyConfig(optional_apps.OptionalAppConfig):
     """The checks of the tables. It has no models."""
 
     name = "django_durable_tasks.contrib.verify"

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.command.arguments import argument, count
 from django_durable_tasks.command.subcommand import (
     OK,
     REFUSED,
     UNHEALTHY,
     Options,
     Output,
+    argument,
+    count,
     hidden,
     perform,
     refuse,

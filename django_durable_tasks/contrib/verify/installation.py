@@ -32,13 +32,7 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.cluster import lease_name, region_of
-from django_durable_tasks.states.demand import (
-    SHARDS,
-    UNSERVED_AFTER,
-    shard_of,
-    shards_of,
-    spell_shards,
-)
+from django_durable_tasks.states import demand
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after
 
@@ -176,13 +170,13 @@ def wrong_keys(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     """
     found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     for pk, shard in found:
-        if shard != shard_of(pk):
-            yield Finding(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
+        if shard != demand.shard_of(pk):
+            yield Finding(pk, "shard_key", shard, f"{demand.shard_of(pk)}, by its id")
 
 
 @wrong_keys.repaired_by("written")
 def _write_shards(context: VerifyContext, keys: Sequence[Any]) -> None:
-    right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
+    right = Case(*(When(pk=key, then=Value(demand.shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
 
 
@@ -219,12 +213,12 @@ def unserved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     }
     for name, missing in found.items():
         if missing:
-            right = f"none, because their tasks start {UNSERVED_AFTER:g} s late"
+            right = f"none, because their tasks start {demand.UNSERVED_AFTER:g} s late"
             advice = (
-                f"Run a scheduler with --shards {spell_shards(missing)}, or one without"
+                f"Run a scheduler with --shards {demand.spell_shards(missing)}, or one without"
                 " --shards, which serves the shards that no other serves."
             )
-            yield Finding(name, "unserved shards", spell_shards(missing), right, advice)
+            yield Finding(name, "unserved shards", demand.spell_shards(missing), right, advice)
 
 
 def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
@@ -238,8 +232,8 @@ def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) ->
     if not any(node.started_at < settled for node in running):
         return frozenset()
     kept = [_restricted_to(node) for node in nodes_of_region]
-    return frozenset(range(SHARDS)).difference(
-        *(frozenset(range(SHARDS)) if one is None else one for one in kept)
+    return frozenset(range(demand.SHARDS)).difference(
+        *(frozenset(range(demand.SHARDS)) if one is None else one for one in kept)
     )
 
 
@@ -255,9 +249,9 @@ def contradicted(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     divisions = [_division(context, region) for region in _schedulers(context).values()]
     for node, shards in (pair for division in divisions for pair in division):
         if node.pk in wanted and node.shards is not None and frozenset(node.shards) != shards:
-            right = f"{spell_shards(shards)}, by the division among the running schedulers"
+            right = f"{demand.spell_shards(shards)}, by the division among the running schedulers"
             advice = "Restart it: it does not read the other schedulers."
-            yield Finding(node.pk, "shards", spell_shards(node.shards), right, advice)
+            yield Finding(node.pk, "shards", demand.spell_shards(node.shards), right, advice)
 
 
 def _division(
@@ -272,4 +266,4 @@ def _division(
         if unavailable or node.started_at >= settled:
             return []
     kept = {node.pk: _restricted_to(node) for node in nodes_of_region}
-    return [(node, shards_of(node.pk, kept)) for node in nodes_of_region]
+    return [(node, demand.shards_of(node.pk, kept)) for node in nodes_of_region]

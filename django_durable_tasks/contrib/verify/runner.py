@@ -111,25 +111,19 @@ def verify(
     for answer in answers.values():
         of_model.setdefault(answer.check.model, []).append(answer)
     for model, of_this in of_model.items():
-        _read_table(model, of_this, limit, progress)
+        try:
+            for page in pages(model):
+                for answer in of_this:
+                    if answer.continues:
+                        _look(answer, page, limit)
+                if progress is not None:
+                    progress(str(model._meta.verbose_name_plural), page.part)
+                if not any(answer.continues for answer in of_this):
+                    break
+        except Error as error:
+            for answer in of_this:
+                answer.error = answer.error or _text_of(error)
     return list(answers.values())
-
-
-def _read_table(
-    model: type[Model], answers: Sequence[Answer], limit: int, progress: Progress | None
-) -> None:
-    try:
-        for page in pages(model):
-            for answer in answers:
-                if answer.continues:
-                    _look(answer, page, limit)
-            if progress is not None:
-                progress(str(model._meta.verbose_name_plural), page.part)
-            if not any(answer.continues for answer in answers):
-                return
-    except Error as error:
-        for answer in answers:
-            answer.error = answer.error or _text_of(error)
 
 
 def _look(answer: Answer, page: Page, limit: int) -> None:

@@ -29,7 +29,7 @@ from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states import attempt_log, claims, inserts
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.tasks import attempts as tasks_attempts
@@ -302,9 +302,12 @@ def unpublished(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     if not overdue:
         return
     snapshot = backpressure.snapshot()
-    idle = {queue for _, queue, _ in overdue if snapshot.capacity(queue)} - _active_queues(
-        {queue for _, queue, _ in overdue}, context
-    )
+    # Queues that run tasks or had one published in the last PATIENCE seconds are left out.
+    busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=context.ago(PATIENCE))
+    waiting_in = {queue for _, queue, _ in overdue}
+    active = tables.tasks().filter(busy, queue__in=list(waiting_in)).order_by()
+    idle = {queue for queue in waiting_in if snapshot.capacity(queue)}
+    idle -= set(active.values_list("queue", flat=True))
     for pk, queue, due_at in overdue:
         if queue in idle:
             right = (
@@ -313,17 +316,6 @@ def unpublished(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
             )
             advice = "Look at the schedulers' logs, and at `manage.py durable status`."
             yield Finding(pk, "due_at", due_at, right, advice)
-
-
-def _active_queues(queues: Iterable[str], context: VerifyContext) -> set[str]:
-    """Return the queues that run tasks or had one published in the last PATIENCE seconds."""
-    busy = Q(status=Status.RUNNING) | Q(status=Status.QUEUED, updated_at__gte=context.ago(PATIENCE))
-    return set(
-        tables.tasks()
-        .filter(busy, queue__in=list(queues))
-        .order_by()
-        .values_list("queue", flat=True)
-    )
 
 
 # Overlap keys -------------------------------------------------------------------------------------
@@ -449,16 +441,7 @@ def stuck_on_limit(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     if not found:
         return
     plan = release.plan_release(sorted({scope for _, scope in found}), context.now, len(found))
-    idle = set(plan.rows.values()) - _active_scopes(context)
-    for pk, scope in found:
-        if scope in idle:
-            right = "released, because the limit has capacity"
-            advice = "" if context.led else _NO_SCHEDULER
-            yield Finding(pk, "waiting_for_limit", scope, right, advice)
-
-
-def _active_scopes(context: VerifyContext) -> set[str]:
-    """Return the scopes of the attempts that ended during the last PATIENCE seconds."""
+    # The scopes of the attempts that ended during the last PATIENCE seconds.
     attempts = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
     last = attempts.values_list("task_id", "completed_at")[:_RECENT_ATTEMPTS]
     ids = [task_id for task_id, ended in last if ended >= context.ago(PATIENCE)]
@@ -469,7 +452,12 @@ def _active_scopes(context: VerifyContext) -> set[str]:
             *waitlist.scopes_of(name, queue, tenant_id, key),
             scopes.scope_of_share(queue, tenant_id),
         }
-    return moving
+    idle = set(plan.rows.values()) - moving
+    for pk, scope in found:
+        if scope in idle:
+            right = "released, because the limit has capacity"
+            advice = "" if context.led else _NO_SCHEDULER
+            yield Finding(pk, "waiting_for_limit", scope, right, advice)
 
 
 @stuck_on_limit.repaired_by("the most urgent tasks of its limit were released")

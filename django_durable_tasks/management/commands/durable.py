@@ -13,14 +13,7 @@ from django.db import DatabaseError
 
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.command import (
-    fire_times,
-    listing,
-    queues,
-    schedules,
-    status,
-    tasks,
-)
+from django_durable_tasks.command import fire_times, listing, queues, schedules, status, tasks
 from django_durable_tasks.command.subcommand import (
     EXIT_CODES,
     OPTIONAL_SUBCOMMANDS,

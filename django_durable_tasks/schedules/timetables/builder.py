@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -23,6 +24,7 @@ from django_durable_tasks.schedules.timetables.types import (
     TimetableContext,
     Union,
 )
+from django_durable_tasks.schedules.timetables.wall_times import WallTimetable
 from django_durable_tasks.schedules.timetables.zones import zone_name
 
 # A schedule is a list of one or more parts, combined by OR: ``[{"cron": "30 2 * * *"},
@@ -133,6 +135,20 @@ def timetable(
     )
     built = [_built(part, setting) for part in parts]
     return built[0] if len(built) == 1 else Union(tuple(built))
+
+
+def alternatives(times: Timetable) -> list[Timetable]:
+    """Return the timetables of which at least one fires whenever this one does: its parts, and the
+    single rules of a recurrence, each with the exceptions of all.
+    """
+    if isinstance(times, Union):
+        return [each for part in times.parts for each in alternatives(part)]
+    if isinstance(times, WallTimetable) and isinstance(times.wall_times, rrule.Combined):
+        return [
+            replace(times, wall_times=rrule.Combined((source,), times.wall_times.excluded))
+            for source in times.wall_times.included
+        ]
+    return [times]
 
 
 def _built(part: Part, setting: TimetableContext) -> Timetable:

@@ -14,7 +14,12 @@ from math import gcd
 from typing import Any
 
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.schedules.timetables.types import Count, TimetableContext
+from django_durable_tasks.schedules.timetables.types import (
+    Count,
+    Direction,
+    Remembered,
+    TimetableContext,
+)
 from django_durable_tasks.schedules.timetables.wall_times import (
     EMPTY_YEARS,
     BoundedWallTimes,
@@ -502,10 +507,12 @@ def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
         tuple(sorted(rule.minutes)),
         tuple(sorted(rule.seconds)),
     )
+    longest = {"DAILY": 1, "WEEKLY": len(rule.weekdays) or 7, "MONTHLY": 31, "YEARLY": 366}
+    if not _places(rule.positions, longest[rule.frequency], parts):
+        return {}
     days: Sequence[int] = _days(rule, year)
-    if rule.frequency == "DAILY":  # every day selects the same times, possibly none
-        times = _places(rule.positions, 1, parts).get(0)
-        return dict.fromkeys(days, times) if times else {}
+    if rule.frequency == "DAILY":  # every day selects the same times
+        return dict.fromkeys(days, _places(rule.positions, 1, parts)[0])
     if rule.frequency == "WEEKLY":  # its first and last period reach into the neighbouring years
         days = (*_days(rule, year - 1)[-6:], *days, *_days(rule, year + 1)[:6])
     periods = [list(period) for _, period in groupby(days, key=_period(rule, year))]
@@ -588,40 +595,40 @@ class Dates:
         return Count(max(bisect_left(self.seconds, end) - bisect_left(self.seconds, start), 0))
 
 
-@dataclass(frozen=True, slots=True)
 class Combined:
     """The wall times of all ``included``, without those of any exception; distinct."""
 
-    included: tuple[WallTimes, ...]
-    excluded: tuple[WallTimes, ...]
+    def __init__(self, included: tuple[WallTimes, ...], excluded: tuple[WallTimes, ...]) -> None:
+        self.included, self.excluded = included, excluded
+        self._following, self._previous = _searches(included)
+        self._excluded_following, self._excluded_previous = _searches(excluded)
+        self._steps = _steps(len(included) + len(excluded))
 
     def first(self, start: int) -> int | None:
         """Return the first wall time at or after; raises InvalidSchedule after too many
         exceptions.
         """
-        for _ in range(_steps(len(self.included) + len(self.excluded))):
+        for _ in range(self._steps):
             seconds = [
-                found_second
-                for source in self.included
-                if (found_second := source.first(start)) is not None
+                second for search in self._following if (second := search(start - 1)) is not None
             ]
-            if not seconds or not self._is_excluded(min(seconds)):
-                return min(seconds, default=None)
-            start = min(seconds) + 1
-        raise _too_many(_steps(len(self.included) + len(self.excluded)))
+            first = min(seconds, default=None)
+            if first is None or all(
+                search(first - 1) != first for search in self._excluded_following
+            ):
+                return first
+            start = first + 1
+        raise _too_many(self._steps)
 
     def last(self, end: int) -> int | None:
         """Return the last wall time before; raises InvalidSchedule after too many exceptions."""
-        for _ in range(_steps(len(self.included) + len(self.excluded))):
-            seconds = [
-                found_second
-                for source in self.included
-                if (found_second := source.last(end)) is not None
-            ]
-            if not seconds or not self._is_excluded(max(seconds)):
-                return max(seconds, default=None)
-            end = max(seconds)
-        raise _too_many(_steps(len(self.included) + len(self.excluded)))
+        for _ in range(self._steps):
+            seconds = [second for search in self._previous if (second := search(end)) is not None]
+            last = max(seconds, default=None)
+            if last is None or all(search(last + 1) != last for search in self._excluded_previous):
+                return last
+            end = last
+        raise _too_many(self._steps)
 
     def count(self, start: int, end: int) -> Count:
         """Return the number of wall times in [start, end). They are iterated, so above ten thousand
@@ -635,8 +642,21 @@ class Combined:
             number, start = number + 1, found_second + 1
         return Count(number, exact=False)
 
-    def _is_excluded(self, found_second: int) -> bool:
-        return any(source.first(found_second) == found_second for source in self.excluded)
+
+_Searches = list[Remembered[int, int]]
+
+
+def _searches(sources: Iterable[WallTimes]) -> tuple[_Searches, _Searches]:
+    """Return the searches for the next and for the previous wall time of each source."""
+
+    def following(source: WallTimes) -> Remembered[int, int]:
+        return Remembered(lambda second: source.first(second + 1), int, Direction.FORWARD)
+
+    sources = list(sources)
+    return (
+        [following(source) for source in sources],
+        [Remembered(source.last, int, Direction.BACK) for source in sources],
+    )
 
 
 def _too_many(steps: int) -> InvalidSchedule:

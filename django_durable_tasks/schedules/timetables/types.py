@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum, StrEnum
+from functools import partial
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 # The types of all timetables: a fire, a count, the policies for clock changes, and the interface.
@@ -189,20 +191,68 @@ class BothWays(Generic[PointT]):
         return self.step(before, Direction.BACK)
 
 
+_Moment = TypeVar("_Moment", int, datetime)
+_Found = TypeVar("_Found")
+
+
+class Remembered(Generic[_Moment, _Found]):
+    """A search for the nearest one strictly beyond a moment that remembers its last result: it is
+    the result for every moment between the searched one and the found one.
+
+    So a part that seldom or never fires is searched once, and not for each fire of the other parts:
+    with 20 such parts a preview took 25 s. Threads may share it, because what it remembers is
+    replaced as a whole.
+    """
+
+    __slots__ = ("_at", "_known", "_search", "_way")
+
+    def __init__(
+        self,
+        search: Callable[[_Moment], _Found | None],
+        at: Callable[[_Found], _Moment],
+        way: Direction,
+    ) -> None:
+        self._search: Callable[[_Moment], _Found | None] = search
+        self._at: Callable[[_Found], _Moment] = at
+        self._way = way
+        self._known: tuple[_Moment, _Found | None] | None = None
+
+    def __call__(self, moment: _Moment) -> _Found | None:
+        """Return the nearest one strictly beyond the moment; None if there is none."""
+        if self._known is not None:
+            searched, found = self._known
+            at = None if found is None else self._at(found)
+            if self._way is Direction.FORWARD:
+                is_result = searched <= moment and (at is None or moment < at)
+            else:
+                is_result = moment <= searched and (at is None or at < moment)
+            if is_result:
+                return found
+        found = self._search(moment)
+        self._known = moment, found
+        return found
+
+
 # The union of several timetables: fires when one of them fires, once for each instant.
 
 
 _MOST_ITERATED = 1_000
 
 
-@dataclass(frozen=True, slots=True)
 class Union(BothWays[Fire]):
     """Fires whenever one of its parts does."""
 
-    parts: tuple[Timetable, ...]
+    __slots__ = ("_searches", "parts")
+
+    def __init__(self, parts: tuple[Timetable, ...]) -> None:
+        self.parts = parts
+        self._searches = {
+            way: [Remembered(partial(way.step, part), attrgetter("nominal"), way) for part in parts]
+            for way in Direction
+        }
 
     def step(self, moment: datetime, way: Direction) -> Fire | None:
-        fires = [fire for part in self.parts if (fire := way.step(part, moment))]
+        fires = [fire for search in self._searches[way] if (fire := search(moment))]
         if not fires:
             return None
         times = [fire.nominal for fire in fires]

@@ -6,11 +6,11 @@ import uuid
 
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import claim
 from tests.crash_points.scenarios.creating import WELL
 from tests.crash_points.scenarios.scenario import Scenario
 from tests.crash_points.scenarios.starting import messages
 from tests.factories import QUEUE, a_task
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 
 
@@ -19,7 +19,7 @@ def _one_and_two_that_wait() -> Task:
     Limit.objects.create(scope=f"task:{WELL}", max_concurrency=1)
     new_process_state()
     rows = [a_task(name=WELL, due=number - 60, args=[number]) for number in range(3)]
-    claim.claim(QUEUE, database_now(), 10, uuid.uuid4())
+    claim_due(QUEUE, database_now(), 10, uuid.uuid4())
     assert Task.objects.waiting_for_limit().count() == 2
     Task.objects.unguarded().filter(pk=rows[1].pk).update(in_batch=True)
     found: Task = Task.objects.get(pk=rows[0].pk)

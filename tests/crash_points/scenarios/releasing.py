@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.models import Task
 from django_durable_tasks.scheduler import jobs
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import attempts, operator_actions
 from tests.crash_points import bodies

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_durable_tasks import Workflow
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.contrib.api import access
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.models import (

@@ -17,6 +17,7 @@ from django_durable_tasks.operations.operation import OPERATIONS
 from tests.database.admin.site import act, confirmed, list_of, messages_of, operator, page_of, text
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_task, many_tasks
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 
@@ -121,7 +122,9 @@ def test_a_confirmation_names_one_object_or_several(
 
 @given(alone=st.integers(0, 5), left_out=st.integers(0, 5))
 @examples(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_a_number_of_rows_at_which_counting_stopped_is_marked(
     ann: Client, monkeypatch: pytest.MonkeyPatch, alone: int, left_out: int

@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_durable_tasks import Workflow
-from tests.database.admin.full_tenant import EVIL, MARK, MODEL_ADMINS, hostile_rows, pages_of
+from tests.database.admin.full_tenant import EVIL, MARK, MODEL_ADMINS, pages_of
 from tests.database.admin.site import act, list_of, page_of
 from tests.database.admin.workflow_actions import choose, do
 from tests.database.dependencies.worker_and_leader import of
@@ -48,10 +48,11 @@ def _refused(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("model_admin", MODEL_ADMINS, ids=lambda one: one.opts.model_name)
-def test_user_input_is_escaped_on_every_page(ann: Client, model_admin: Any) -> None:
-    rows = hostile_rows()
+def test_user_input_is_escaped_on_every_page(
+    ann: Client, model_admin: Any, hostile: dict[str, Any]
+) -> None:
     model = str(model_admin.opts.model_name)
-    row = type(rows[model]).objects.get(pk=rows[model].pk)
+    row = type(hostile[model]).objects.get(pk=hostile[model].pk)
     marked = 0
     listed = [list_of(model), f"{list_of(model)}?q={EVIL}", f"{list_of(model)}add/?task={EVIL}"]
     pages = [
@@ -72,8 +73,8 @@ def test_user_input_is_escaped_on_every_page(ann: Client, model_admin: Any) -> N
     assert marked >= (0 if model == "schedulerlease" else 2)
 
 
+@pytest.mark.usefixtures("hostile")
 def test_user_input_is_escaped_on_pages_without_a_row(ann: Client) -> None:
-    hostile_rows()
     queue_page = reverse("admin:django_durable_tasks_queuecontrol_pause")
     metrics = reverse("admin:durable_tasks_metrics_metricminute_changelist")
     for page in (

@@ -16,8 +16,9 @@ from django.urls import reverse
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.models import TaskDependency
 from django_durable_tasks.workflows import operations
-from tests.database.admin.full_tenant import MODEL_ADMINS, a_full_tenant, pages_of, shared_rows
+from tests.database.admin.full_tenant import MODEL_ADMINS, pages_of
 from tests.database.admin.site import list_of, page_of
+from tests.factories import a_task
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("open_notifications")]
 EDITABLE = {"tenant", "limit", "notificationsetting"}
@@ -29,10 +30,10 @@ each_page = pytest.mark.parametrize(
 )
 
 
-def _row(model_admin: DurableModelAdmin) -> Any:
-    """Create a row of each kind, and return the one of this page."""
-    rows = {**a_full_tenant("acme"), **shared_rows()}
-    return rows[str(model_admin.opts.model_name)]
+@pytest.fixture
+def row(model_admin: DurableModelAdmin, full_rows: dict[str, Any]) -> Any:
+    """Return the row of this page."""
+    return full_rows[str(model_admin.opts.model_name)]
 
 
 def _address(model_admin: DurableModelAdmin, page: str, *key: Any) -> str:
@@ -48,12 +49,10 @@ def _user(*permissions: str) -> Client:
 
 
 @each_page
-def test_a_superuser_opens_the_list_without_and_with_rows_and_each_page(
-    ann: Client, model_admin: DurableModelAdmin
+def test_a_superuser_opens_the_list_and_each_page(
+    ann: Client, model_admin: DurableModelAdmin, row: Any
 ) -> None:
     address = list_of(str(model_admin.opts.model_name))
-    assert ann.get(address).status_code == 200
-    row = _row(model_admin)
     assert ann.get(address).status_code == 200
     for page in (page_of(row), _address(model_admin, "history", row.pk)):
         assert ann.get(page).status_code == 200, page
@@ -63,9 +62,9 @@ def test_a_superuser_opens_the_list_without_and_with_rows_and_each_page(
 
 @each_page
 def test_a_user_without_permission_sees_neither_list_nor_page(
-    model_admin: DurableModelAdmin,
+    model_admin: DurableModelAdmin, row: Any
 ) -> None:
-    row, nobody = _row(model_admin), _user()
+    nobody = _user()
     address = list_of(str(model_admin.opts.model_name))
     for page in (address, f"{address}add/", *pages_of(model_admin, row)):
         for method in (nobody.get, nobody.post):
@@ -77,8 +76,9 @@ def test_a_user_without_permission_sees_neither_list_nor_page(
 
 
 @each_page
-def test_a_user_who_may_view_rows_can_change_nothing(model_admin: DurableModelAdmin) -> None:
-    row = _row(model_admin)
+def test_a_user_who_may_view_rows_can_change_nothing(
+    model_admin: DurableModelAdmin, row: Any
+) -> None:
     viewer = _user(*(f"view_{one.opts.model_name}" for one in MODEL_ADMINS))
     listed = viewer.get(list_of(str(model_admin.opts.model_name)))
     assert 'name="action"' not in listed.content.decode()
@@ -105,9 +105,9 @@ def test_a_user_who_may_view_rows_can_change_nothing(model_admin: DurableModelAd
 
 @each_page
 def test_a_superuser_changes_and_deletes_only_what_has_a_form(
-    ann: Client, model_admin: DurableModelAdmin
+    ann: Client, model_admin: DurableModelAdmin, row: Any
 ) -> None:
-    row, model = _row(model_admin), model_admin.opts.model_name
+    model = model_admin.opts.model_name
     can_delete = model == "limit"
     assert ann.get(_address(model_admin, "delete", row.pk)).status_code == (
         200 if can_delete else 403
@@ -121,9 +121,8 @@ def test_a_superuser_changes_and_deletes_only_what_has_a_form(
 
 @each_page
 def test_a_get_request_writes_and_locks_nothing(
-    ann: Client, model_admin: DurableModelAdmin
+    ann: Client, model_admin: DurableModelAdmin, row: Any
 ) -> None:
-    row = _row(model_admin)
     ann.get(page_of(row))  # the session is read once
     for page in (list_of(str(model_admin.opts.model_name)), *pages_of(model_admin, row)):
         with CaptureQueriesContext(connection) as captured:
@@ -138,9 +137,9 @@ def test_a_get_request_writes_and_locks_nothing(
 @each_page
 @pytest.mark.parametrize(("permission", "page"), [("add", "add"), ("change", "edit")])
 def test_adding_and_editing_need_their_own_permissions(
-    model_admin: DurableModelAdmin, permission: str, page: str
+    model_admin: DurableModelAdmin, row: Any, permission: str, page: str
 ) -> None:
-    row, model = _row(model_admin), model_admin.opts.model_name
+    model = model_admin.opts.model_name
     pages = [one for one in pages_of(model_admin, row) if one.endswith("/edit/")]
     pages = pages if page == "edit" else [_address(model_admin, "add")]
     wanted = f"{permission}_{model}"
@@ -157,8 +156,7 @@ def test_adding_and_editing_need_their_own_permissions(
 
 
 def test_a_gate_is_opened_by_its_buttons_and_not_for_a_user_who_may_only_view_it() -> None:
-    row = a_full_tenant("acme")["waiting"]
-    operations.hold(row)
+    operations.hold(a_task())
     edge = TaskDependency.objects.get(gate="HOLD")
     viewer = _user("view_taskdependency", "view_task")
     assert viewer.get(page_of(edge)).context["buttons"] == []

@@ -26,6 +26,8 @@ from django_durable_tasks.tasks import claim
 from tests.database.admin.full_tenant import MODEL_ADMINS, a_full_tenant, pages_of, shared_rows
 from tests.database.admin.site import list_of, page_of
 from tests.database.recurring.schedules import a_schedule
+from tests.factories import a_tenant
+from tests.repetitions import repetitions
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("open_notifications")]
 
@@ -43,7 +45,9 @@ wall_times = st.builds(
     st.integers(0, 6 * 60),
 )
 few = examples(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(5),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -182,7 +186,7 @@ def test_why_is_answered_for_the_instant_of_the_wall_time(ann: Client, project: 
 def test_a_stock_form_reads_and_shows_the_instant_of_the_wall_time(
     ann: Client, project: None
 ) -> None:
-    tenant = a_full_tenant("acme")["tenant"]
+    tenant = a_tenant()
     address = f"{list_of('apikey')}add/"
 
     @few

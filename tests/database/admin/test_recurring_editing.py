@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from django_durable_tasks.admin import recurring_form
 from django_durable_tasks.admin.recurring_form import RecurringForm
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
@@ -21,6 +22,7 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.schedules.options import COLUMNS
+from django_durable_tasks.schedules.timetables import zones
 from tests.database.admin.site import messages_of, page_of, staff, text
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.factories import a_tenant
@@ -117,6 +119,14 @@ OTHERS = {
     "jitter": "10%",
     "paused": "on",
 }
+
+
+def test_every_zone_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurring_form, "zone_names", zones.zone_names)
+    form = RecurringForm(tenants=Tenant.objects.all(), secrets=True)
+    offered = [value for value, _title in form["timezone"].field.choices]
+    assert offered == sorted(zones.zone_names())
+    assert len(offered) > 400
 
 
 def test_every_field_is_saved_to_its_column(ann: Client) -> None:

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.admin import display, ledger
+from django_durable_tasks.admin import display, recurring_tasks
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, SchedulerLease, Task
 from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import list_of, page_of, staff, text
@@ -212,7 +212,7 @@ def test_arguments_are_masked_without_permission_for_secrets(ann: Client) -> Non
 def test_the_ledger_of_one_schedule_is_read_in_slices(
     ann: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "OF_ONE", 4)
+    monkeypatch.setattr(recurring_tasks, "OF_ONE", 4)
     row, other = a_schedule("one"), a_schedule("other")
     lines = [
         a_ledger_entry(row, 100 * number, "MISSED" if number % 2 else "DISPATCHED")
@@ -241,7 +241,7 @@ def test_without_a_schedule_an_outcome_is_searched_in_the_newest_entries(
 ) -> None:
     row = a_schedule()
     lines = [a_ledger_entry(row, 100 - number, "EXPIRED") for number in range(5)]
-    monkeypatch.setattr(ledger.OutcomeFilter, "looked_at", 2)
+    monkeypatch.setattr(recurring_tasks.OutcomeFilter, "looked_at", 2)
     found = ann.get(list_of("occurrencerecord"), {"outcome": "EXPIRED"}).context["cl"].result_list
     assert [line.pk for line in found] == [lines[4].pk, lines[3].pk]
 

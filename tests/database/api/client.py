@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_durable_tasks.contrib.api import access
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.models import Tenant
 
 ROOT = "/api/v1"

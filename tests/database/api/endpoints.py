@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.contrib.api import bulk_operations, urls
+from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
 from django_durable_tasks.contrib.api.models import BulkKind
-from django_durable_tasks.contrib.api.values import TaskFilter
 from django_durable_tasks.models import Calendar, RecurringTask
 from tests.database.api.client import ApiClient
 from tests.database.notifications.sending import a_setting

@@ -24,7 +24,7 @@ FILE = "../../../etc/passwd"
 
 
 @pytest.fixture(scope="module")
-def client(committed_rows: object) -> ApiClient:
+def client(few_committed_rows: object) -> ApiClient:
     """Return the client of a tenant with a row of each kind, created once."""
     with override_settings(DURABLE_TASKS=dict(SETTINGS)):
         return a_client(a_tenant("initech"))

@@ -16,16 +16,17 @@ from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.contrib.api import bulk_operations, quotas
+from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
 from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
-from django_durable_tasks.contrib.api.values import TaskFilter
 from django_durable_tasks.models import Task
-from django_durable_tasks.tasks import claim
 from tests.database.api.client import ADD, ApiClient, a_client, call
 from tests.database.limits.limited_tasks import claim as claim_tasks
 from tests.database.limits.limited_tasks import end, release_waiting
 from tests.delivery import deliver
 from tests.factories import QUEUE, a_node, a_task, a_tenant, many_tasks
+from tests.messages import claim_due
 from tests.process_state import new_process_state
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 COLUMNS = 70
@@ -250,7 +251,7 @@ def test_an_operation_performs_its_steps_in_a_worker(acme: ApiClient) -> None:
     many_tasks(3, Status.PENDING, due=3_600, tenant=acme.tenant)
     operation = acme.post("/tasks/bulk-cancel", {}).json()
     row = Task.objects.get(pk=operation["task_id"])
-    claim.claim(row.queue, timezone.now(), 100, uuid.uuid4())
+    claim_due(row.queue, timezone.now(), 100, uuid.uuid4())
     deliver(Task.objects.get(pk=row.pk))
     shown = acme.get(f"/operations/{operation['operation_id']}").json()
     assert (shown["state"], shown["changed"]) == ("DONE", 3)
@@ -286,7 +287,9 @@ def test_operations_that_have_not_ended_are_bounded(acme: ApiClient) -> None:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     ends=st.lists(st.sampled_from(["cancel", *sorted(Status), "pruned"]), min_size=10, max_size=10)
@@ -324,7 +327,7 @@ def test_an_operation_whose_task_has_ended_uses_no_place(acme: ApiClient, ends: 
 class Places(TestCase):
     """Draws the processes of a customer and its tasks that wait for them."""
 
-    @settings(deadline=None, max_examples=8)
+    @settings(deadline=None, max_examples=repetitions(8))
     @given(
         concurrency=st.integers(1, 8),
         kind=st.sampled_from(sorted(BulkKind)),

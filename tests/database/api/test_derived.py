@@ -16,7 +16,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.contrib.api.fields import Seconds, Text
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
 from django_durable_tasks.models import RecurringTask, Task
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField
+from django_durable_tasks.models.fields import EncryptedJSONField
 from tests.database.api.client import ROOT, ApiClient, a_client, call, pointers
 from tests.factories import many_tasks
 from tests.project.tasks import noop

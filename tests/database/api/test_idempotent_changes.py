@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.contrib.api.models import IdempotentRequest
-from django_durable_tasks.models import AuditEntry, Calendar, Task
+from django_durable_tasks.models import AuditEntry, Calendar
 from tests.database.api.client import ApiClient, a_client, pointers
 from tests.factories import a_task
 
@@ -99,14 +99,6 @@ def test_a_replay_needs_the_scope_of_the_request(acme: ApiClient, path: str) -> 
     reader = a_client(acme.tenant, "read")
     answer = reader.patch(path, {"priority": 7}, If_Match=tag, Idempotency_Key="k")
     assert answer.status_code == 403
-
-
-def test_a_dry_run_of_an_edit_does_not_use_its_key(acme: ApiClient, path: str) -> None:
-    tag = acme.get(path).headers["ETag"]
-    query = f"{path}?dry_run=1"
-    assert acme.patch(query, {"priority": 7}, If_Match=tag, Idempotency_Key="k").status_code == 200
-    assert not IdempotentRequest.objects.exists()
-    assert Task.objects.get(pk=path.rpartition("/")[2]).priority != 7
 
 
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])

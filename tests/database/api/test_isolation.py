@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from django.test import override_settings
 
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
 from tests.database.api.client import SETTINGS, ApiClient, a_client, a_tenant
@@ -31,7 +31,7 @@ class Tenants(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def tenants(committed_rows: object) -> Tenants:
+def tenants(few_committed_rows: object) -> Tenants:
     """Create the rows once for the tests of all endpoints."""
     with override_settings(DURABLE_TASKS=dict(SETTINGS)):
         acme, globex = a_client(a_tenant("acme")), a_client(a_tenant("globex"))

@@ -11,6 +11,7 @@ from django_durable_tasks.schedules import trigger
 from tests.database.admin.site import operator
 from tests.database.admin.test_recurring_editing import add_schedule
 from tests.database.api.client import ADD, ApiClient
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 
@@ -22,7 +23,9 @@ def _post(client: ApiClient, name: str, **options: object) -> tuple[int, str]:
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     name=st.text("ab é😀_.-", min_size=1, max_size=200).filter(lambda text: text.strip() == text),

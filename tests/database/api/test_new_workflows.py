@@ -87,6 +87,16 @@ def test_a_wrong_workflow_is_refused_at_its_place(
     assert not Task.objects.exists()
 
 
+def test_the_dependencies_of_a_workflow_are_limited(acme: ApiClient) -> None:
+    upstreams = [f"a{number}" for number in range(100)]
+    body = flow(*map(step, upstreams), *(step(f"b{n}", after=upstreams) for n in range(101)))
+    answer = acme.post("/workflows", body)
+    assert answer.status_code == 422, answer.content
+    assert pointers(answer) == ["#/steps/200/after"]
+    assert "10,000" in answer.json()["errors"][0]["detail"]
+    assert not Task.objects.exists()
+
+
 def test_a_cycle_is_refused_with_its_path(acme: ApiClient) -> None:
     answer = acme.post("/workflows", flow(step("a", after=["b"]), step("b", after=["a"])))
     assert answer.status_code == 422
@@ -112,9 +122,3 @@ def test_a_workflow_above_the_quota_is_not_started(acme: ApiClient) -> None:
     assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
     assert not WorkflowRun.objects.exists()
     assert not Task.objects.exists()
-
-
-def test_a_dry_run_starts_nothing(acme: ApiClient) -> None:
-    answer = acme.post("/workflows?dry_run=1", flow(step("a")))
-    assert answer.json()["would_answer"] == 201
-    assert not WorkflowRun.objects.exists()

@@ -14,6 +14,7 @@ from django_durable_tasks.contrib.api import tasks
 from django_durable_tasks.contrib.api.quotas import usage
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from tests.database.api.client import ApiClient, a_client, a_tenant
+from tests.repetitions import rows
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-TASKS, EXAMINED = 100_000, 1_000
+TASKS, EXAMINED = rows(100_000), 1_000
 TABLE = "durable_tasks_task"
 _ROWS = """
 INSERT INTO durable_tasks_task

@@ -15,6 +15,7 @@ from django_durable_tasks.contrib.api.serializers import Body
 from django_durable_tasks.models import LimitBucket
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 BODIES = {
@@ -99,7 +100,9 @@ def _left(answer: Any) -> int:
 
 
 @hypothesis_settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     number=st.integers(1, 300),

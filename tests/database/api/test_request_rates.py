@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_durable_tasks.contrib.api import authentication, quotas
 from django_durable_tasks.contrib.api.models import ApiKey
-from django_durable_tasks.contrib.api.values import request_rate_of
+from django_durable_tasks.contrib.api.quotas import request_rate_of
 from django_durable_tasks.models import LimitBucket, Task
 from tests.database.api.client import ApiClient, a_client, a_tenant, call
 

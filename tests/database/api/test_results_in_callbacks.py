@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
 from tests.database.api.client import SETTINGS, ApiClient, a_client
 from tests.delivery import deliver
 from tests.http_servers import Listener, answer, answering, listening
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ECHO = "tests.project.tasks.echo"
@@ -62,7 +63,7 @@ def _received(client: ApiClient, server: Listener, result: Any, path: list[Any])
 
 
 @settings(
-    max_examples=5,
+    max_examples=repetitions(5),
     deadline=None,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -24,6 +24,7 @@ from schemathesis.core.failures import Failure, FailureGroup
 
 from django_durable_tasks.contrib.api import urls
 from django_durable_tasks.models import SchedulerLease
+from django_durable_tasks.schedules.timetables.rrule import MOST_COUNTED, MOST_DATES, MOST_LINES
 from tests.database.api.client import ROOT, ApiClient, a_client
 from tests.factories import many_tasks
 from tests.repetitions import repetitions
@@ -31,8 +32,12 @@ from tests.runs import ROOT as ROOT_FOLDER
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 SEED = 20_261_123
-EXAMPLES = int(os.environ.get("TEST_SCHEMATHESIS_EXAMPLES") or repetitions(4))
-"""Requests per operation and mode. More of them take longer and find more."""
+_WANTED = int(os.environ.get("TEST_SCHEMATHESIS_EXAMPLES") or 0)
+EXAMPLES = {
+    GenerationMode.POSITIVE: _WANTED or repetitions(4),
+    GenerationMode.NEGATIVE: _WANTED or repetitions(4, least=1),
+}
+"""Requests per operation. More of them take longer and find more."""
 SECONDS = 150.0
 """The time budget; operations that begin later are not tried."""
 _REFUSALS = [400, 401, 403, 404, 405, 406, 409, 412, 413, 415, 422, 428, 429]
@@ -57,6 +62,17 @@ def test_the_document_describes_every_endpoint(acme: ApiClient) -> None:
         for operation in methods.values()
     ]
     assert len(set(names)) == len(names)
+
+
+def test_the_document_says_the_limits_of_timetables(acme: ApiClient) -> None:
+    schemas = Client().get(f"{ROOT}/schema").json()["components"]["schemas"]
+    bodies = [schema["properties"] for schema in schemas.values() if "properties" in schema]
+    found = [body for body in bodies if {"rrule", "cron"} <= set(body)]
+    assert found
+    for described in found:
+        for number in (MOST_LINES, MOST_DATES, MOST_COUNTED, described["rrule"]["maxLength"]):
+            assert f"{number:,}" in described["rrule"]["description"]
+        assert "Five fields" in described["cron"]["description"]
 
 
 def test_the_page_to_try_the_api_loads_nothing_from_other_sites() -> None:
@@ -96,18 +112,18 @@ def test_generated_requests_get_documented_answers(acme: ApiClient) -> None:
     for operation in operations:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             strategy = operation.as_strategy(generation_mode=mode)
-            found = _failure(strategy, headers) if time.monotonic() < end else ""
+            found = _failure(strategy, headers, EXAMPLES[mode]) if time.monotonic() < end else ""
             if found:
                 failures.append(f"{operation.label}, {mode}: {found}")
     assert not failures, "\n\n".join(failures)
 
 
-def _failure(strategy: Any, headers: dict[str, str]) -> str:
+def _failure(strategy: Any, headers: dict[str, str], examples: int) -> str:
     """Send generated requests; return the first wrong answer, or an empty text."""
 
     @hypothesis.seed(SEED)
     @hypothesis.settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         deadline=None,
         database=None,
         derandomize=False,

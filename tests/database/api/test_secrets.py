@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from django_durable_tasks import PerKey, registry
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.models import AuditEntry, RecurringTask, Task
 from tests.database.api.client import SETTINGS, ApiClient, a_client
 from tests.database.notifications.sending import SETTINGS as SENDING
 from tests.database.notifications.sending import a_webhook
 from tests.factories import a_task
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 ECHO = "tests.project.tasks.echo"
@@ -34,7 +35,7 @@ NO_SECRETS = tuple(scope for scope in ApiScope if scope is not ApiScope.SECRETS)
 LATER = (timezone.now() + timedelta(days=1)).isoformat()
 # Without shrinking: an example costs about ten requests, and the values are small.
 drawn = settings(
-    max_examples=8,
+    max_examples=repetitions(8),
     deadline=None,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -17,7 +17,7 @@ from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import attempts
 from tests.database.api.client import ROOT, SETTINGS

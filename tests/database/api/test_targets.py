@@ -15,6 +15,7 @@ from django_durable_tasks import ports
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from tests.database.api.client import ADD, SETTINGS, ApiClient, pointers
 from tests.factories import a_task
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 
@@ -71,7 +72,9 @@ _TEXTS: dict[str, tuple[str, dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("kind", _TEXTS)
 @hypothesis_settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(before=st.sampled_from(["a", "orders/json"]), control=st.sampled_from(CONTROL))
 def test_control_characters_are_refused_in_every_text_but_the_body(

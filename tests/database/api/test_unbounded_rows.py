@@ -16,6 +16,7 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import ledger, lifecycle, trigger
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 CONFIG = {"task": ADD, "args": [1, 2]}
@@ -36,7 +37,9 @@ def _open(client: ApiClient) -> int:
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     most=st.integers(0, 6),
@@ -112,6 +115,13 @@ def test_schedules_of_the_project_and_of_other_tenants_go_on(
         {"rrule": "FREQ=SECONDLY;BYHOUR=3", "timezone": "Europe/London"},
         {"rrule": "FREQ=MINUTELY;BYSECOND=1,2;BYMONTHDAY=17"},
         {"rrule": "FREQ=SECONDLY", "start_time": "2099-01-01T23:59:59Z"},
+        # Often on a day that is neither the first nor the second one, alone and together.
+        {"rrule": "RRULE:FREQ=DAILY\nRRULE:FREQ=SECONDLY;BYYEARDAY=60"},
+        {
+            "rrule": "RRULE:FREQ=HOURLY\n"
+            + "\n".join(f"RRULE:FREQ=SECONDLY;BYYEARDAY=60;BYMINUTE={minute}" for minute in (1, 2))
+        },
+        {"rrule": "RRULE:FREQ=DAILY\nRRULE:FREQ=MINUTELY;BYMONTH=2;BYDAY=MO;BYSECOND=3,4"},
     ],
 )
 def test_a_recurring_task_runs_once_a_minute_at_most_unless_the_quota_allows_more(
@@ -128,7 +138,9 @@ def test_a_recurring_task_runs_once_a_minute_at_most_unless_the_quota_allows_mor
 
 
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(5),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     most=st.integers(1, 4),

@@ -32,6 +32,7 @@ from tests.database.commands.durable_command import json_of
 from tests.database.notifications.sending import a_setting
 from tests.factories import a_task, many_tasks
 from tests.project.tasks import noop
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 
@@ -184,7 +185,7 @@ def test_the_list_is_filtered_by_actor_and_by_day_in_the_zone_of_the_site(
     now = datetime.now(UTC)
 
     @examples(
-        max_examples=20,
+        max_examples=repetitions(20),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )

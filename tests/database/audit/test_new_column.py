@@ -17,8 +17,7 @@ from django_durable_tasks.audit import recorded
 from django_durable_tasks.command.subcommand import columns_of, details, facts_of
 from django_durable_tasks.contrib.api.serializers import Answer, Options
 from django_durable_tasks.models import AuditEntry
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField
-from django_durable_tasks.models.fields import ExactCharField, InstantField
+from django_durable_tasks.models.fields import EncryptedJSONField, ExactCharField, InstantField
 
 pytestmark = pytest.mark.django_db
 SECRET = "hunter2hunter2"

@@ -14,10 +14,9 @@ from django.apps import apps
 from django.db.models import Field, JSONField, Model
 from django.urls import reverse
 
-from django_durable_tasks.contrib.api.values import ApiScope
+from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS
-from django_durable_tasks.models.encrypted_json import EncryptedJSONField
-from django_durable_tasks.models.fields import is_free_text
+from django_durable_tasks.models.fields import EncryptedJSONField, is_free_text
 from tests.database.admin.full_tenant import MODEL_ADMINS, shared_rows
 from tests.database.admin.full_tenant import MODELS as PAGES
 from tests.database.admin.site import staff

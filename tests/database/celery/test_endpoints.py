@@ -26,10 +26,10 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import claim
 from tests.delivery import deliver
 from tests.factories import a_task
 from tests.http_servers import Listener, answer, answering, listening
+from tests.messages import claim_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "django_durable_tasks.http_callback"
@@ -79,7 +79,7 @@ def _open(url: str) -> None:
 
 def _claim() -> list[str]:
     """Claim all that is due, and return the URLs."""
-    rows = claim.claim(Task.objects.all()[0].queue, database_now(), 100, uuid.uuid4())
+    rows = claim_due(Task.objects.all()[0].queue, database_now(), 100, uuid.uuid4())
     ids = [row.task_id for row in rows]
     return sorted(task.kwargs["url"] for task in Task.objects.filter(pk__in=ids))
 

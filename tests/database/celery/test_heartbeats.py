@@ -17,8 +17,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_durable_tasks import conf
-from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.live_runs import LeaseHeartbeat, LiveRun
+from django_durable_tasks.celery.live_runs import LeaseHeartbeat, LiveRun, RunContext
 from django_durable_tasks.celery.worker_node import NodeBeat, place
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes

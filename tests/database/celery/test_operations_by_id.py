@@ -14,8 +14,7 @@ from celery.result import AsyncResult
 from django.db import DatabaseError, connection, transaction
 from django.test import SimpleTestCase
 
-from django_durable_tasks.celery.operations_by_id import known
-from django_durable_tasks.celery.result import DurableResult
+from django_durable_tasks.celery.result import DurableResult, known
 from django_durable_tasks.exceptions import InvalidOption, WouldWaitForever
 from django_durable_tasks.models import Task
 from tests.project import tasks

@@ -19,8 +19,7 @@ from celery import current_app
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.celery.context import RunContext
-from django_durable_tasks.celery.live_runs import LeaseHeartbeat, LiveRun, process_runs
+from django_durable_tasks.celery.live_runs import LeaseHeartbeat, LiveRun, RunContext, process_runs
 from django_durable_tasks.celery.result import META, STATE
 from django_durable_tasks.choices import Status
 from django_durable_tasks.exceptions import InvalidOption, ResultTooLarge, UnserializableResult

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from typing import Any
 
 from django.core.management import call_command
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, CommandParser
+
+from django_durable_tasks.management.commands.durable import Command
+
+
+@cache
+def _parser(prog_name: str, subcommand: str) -> CommandParser:
+    # It takes ten times as long to create the parser of all subcommands as to run one of them.
+    return Command().create_parser(prog_name, subcommand)
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each subcommand by its name."""
+    whole = _parser("manage.py", "durable")
+    (found,) = (one for one in whole._actions if isinstance(one, argparse._SubParsersAction))
+    return found.choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +47,9 @@ def durable(*words: object) -> Answer:
     out, err = StringIO(), StringIO()
     code = 0
     try:
-        call_command("durable", *map(str, words), stdout=out, stderr=err)
+        command = Command()
+        command.create_parser = _parser  # type: ignore[method-assign, assignment]
+        call_command(command, *map(str, words), stdout=out, stderr=err)
     except CommandError as refused:
         err.write(str(refused))
         code = refused.returncode

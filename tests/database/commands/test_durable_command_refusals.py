@@ -107,14 +107,21 @@ def _dump() -> list[Any]:
     return [list(model._base_manager.order_by("pk").values()) for model in models]
 
 
-@pytest.mark.parametrize(("words", "cause"), REFUSED, ids=[words for words, _ in REFUSED])
-def test_an_impossible_command_names_its_cause_and_changes_nothing(words: str, cause: str) -> None:
+@pytest.fixture(scope="module")
+def keys(few_committed_rows: object) -> dict[str, Any]:
+    """Create the rows that the commands name, and return their ids."""
     workflow = Workflow("chain")
     workflow.add(noop, after=workflow.add(noop))
     run = workflow.start()
     failed = a_task(Status.FAILED, name="tests.project.tasks.add", args=[1, 2])
     a_schedule("nightly")
-    keys = {"run": run.pk, "failed": failed.pk, "task": a_task().pk, "unknown": UNKNOWN}
+    return {"run": run.pk, "failed": failed.pk, "task": a_task().pk, "unknown": UNKNOWN}
+
+
+@pytest.mark.parametrize(("words", "cause"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_an_impossible_command_names_its_cause_and_changes_nothing(
+    keys: dict[str, Any], words: str, cause: str
+) -> None:
     before = _dump()
     answer = durable(*shlex.split(words.format(**keys)))
     # A program that calls the command gets 1 for an error of argparse, a shell gets 2.

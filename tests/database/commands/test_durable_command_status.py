@@ -26,6 +26,7 @@ from tests.celery_settings import celery_configured
 from tests.database.admin.site import operator
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import a_node, a_paused_queue, a_task, many_tasks
+from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
 
@@ -154,7 +155,9 @@ def test_tasks_that_wait_for_a_limit_are_counted_and_named(leader: Node, scope: 
 @pytest.mark.parametrize("waits", ["due", "later", "limited"])
 @given(numbers=st.lists(st.integers(0, 8), min_size=1, max_size=3))
 @examples(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=repetitions(8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_each_number_at_which_counting_stopped_is_marked(
     leader: Node, monkeypatch: pytest.MonkeyPatch, ann: Client, waits: str, numbers: list[int]

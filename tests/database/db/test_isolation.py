@@ -23,7 +23,7 @@ from django_durable_tasks.models.tasks import uuid7
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from django_durable_tasks.schedules import ledger
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation
 from django_durable_tasks.tasks import retention

@@ -18,7 +18,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states.demand import ALL_LEVELS, UNSERVED_AFTER
-from django_durable_tasks.store import statements
+from django_durable_tasks.store import dialects
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
 from tests.factories import QUEUE, a_node, a_run, a_task
@@ -131,7 +131,7 @@ def _of(question: QuerySet[Any]) -> _Plan:
 
 
 def _raw(operation: str, **parameters: Any) -> _Plan:
-    sql = statements.text(operation, "postgresql")
+    sql = dialects.text(operation, "postgresql")
     assert sql is not None
     return _Plan(sql, parameters)
 

@@ -17,7 +17,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
-from django_durable_tasks.store import statements
+from django_durable_tasks.store import dialects
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db, pytest.mark.timeout(300)]
 
@@ -127,7 +127,7 @@ def _of(question: QuerySet[Any]) -> _Plan:
 
 
 def _raw(operation: str, **parameters: Any) -> _Plan:
-    sql = statements.text(operation, "postgresql")
+    sql = dialects.text(operation, "postgresql")
     assert sql is not None
     return _Plan(sql, parameters)
 

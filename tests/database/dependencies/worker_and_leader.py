@@ -9,7 +9,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edges, resolve
 from django_durable_tasks.dependencies.joins import EdgeCounts, needed
 from django_durable_tasks.models import Task, WorkflowRun
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.attempts import Refusal

@@ -15,8 +15,8 @@ from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states import endings
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import claim as task_claim
 from tests.factories import NOOP, QUEUE, many_tasks
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 from tests.project import limited  # noqa: F401 - registers the tasks
 
@@ -46,7 +46,7 @@ def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) 
 
 def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
     """Claim due tasks of the queue."""
-    return [message.task_id for message in task_claim.claim(queue, database_now(), number, NODE)]
+    return [message.task_id for message in claim_due(queue, database_now(), number, NODE)]
 
 
 def release_waiting(number: int = 1_000) -> int:

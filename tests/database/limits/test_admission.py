@@ -24,7 +24,7 @@ from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states import claims, dependencies, endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim as task_claim
-from django_durable_tasks.tasks import enqueue, new_task, operator_actions
+from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.options import CallOptions
 from tests.database.limits.limited_tasks import (
     claim,
@@ -264,7 +264,7 @@ def test_a_released_dependent_that_is_limited_waits_for_the_claim(limited_tasks:
     upstream = a_task(Status.RUNNING)
     under = [
         enqueue.schedule(
-            new_task.Call(
+            enqueue.Call(
                 registry.get(name), (), {}, CallOptions(queue=QUEUE, depends_on=[upstream])
             )
         )

@@ -21,8 +21,8 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.limits.backpressure import RecentQueueState, late
 from django_durable_tasks.models import BatchMessage, Task
+from django_durable_tasks.process_state import Refresher
 from django_durable_tasks.store import connections
-from django_durable_tasks.store.background_refresh import Refresher
 from django_durable_tasks.store.clock import database_now
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.messages import take_messages, take_task_messages
@@ -142,7 +142,7 @@ def test_a_failed_thread_is_restarted_and_an_unused_one_ends(
     until(lambda: refresher._thread is None, within=30)
     refresher.ask()
     until(lambda: len(calls) > 3, within=30)
-    monkeypatch.setattr("django_durable_tasks.store.background_refresh.KEPT_FOR", 0.0)
+    monkeypatch.setattr("django_durable_tasks.process_state.KEPT_FOR", 0.0)
     until(lambda: refresher._thread is None, within=30)
     refresher.ask()
     refresher.stop(10.0)

@@ -21,6 +21,7 @@ from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim
 from tests.factories import a_task
+from tests.messages import claim_due
 from tests.repetitions import repetitions
 
 NAMES, QUEUES = ("old.task", "new.task", "a:b/c-d.task"), ("mail", "mail:x", "reports")
@@ -177,7 +178,7 @@ def test_a_refused_task_is_due_soon_if_another_worker_has_its_name() -> None:
     a_worker(("mail",), {"old.task"})
     refused = a_task(Status.QUEUED, name="old.task", queue="mail")
     assert claim.return_unknown_task(refused.pk, refused.epoch, ["mail"], 0.0) == 1
-    assert [(message.name) for message in claim.claim("mail", database_now(), 5, NODE)] == [
+    assert [(message.name) for message in claim_due("mail", database_now(), 5, NODE)] == [
         "old.task"
     ]
 

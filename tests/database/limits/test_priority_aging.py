@@ -20,7 +20,6 @@ from django_durable_tasks.scheduler.jobs import AgePriorities
 from django_durable_tasks.states import claims
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
-from django_durable_tasks.tasks import claim as task_claim
 from tests.database.limits.limited_tasks import (
     BY_SCOPE,
     NODE,
@@ -31,6 +30,7 @@ from tests.database.limits.limited_tasks import (
     release_waiting,
 )
 from tests.factories import NOOP, a_task, many_tasks, take_batch
+from tests.messages import claim_due
 from tests.repetitions import repetitions
 
 pytestmark = pytest.mark.django_db
@@ -172,7 +172,5 @@ def test_a_replay_of_a_minute_ago_is_not_raised_for_its_age() -> None:
 
 def test_one_claim_publishes_in_the_order_in_which_tasks_became_due() -> None:
     due = _due([5, 40, 20])
-    published = task_claim.claim(
-        Task.objects.values_list("queue", flat=True)[0], database_now(), 9, NODE
-    )
+    published = claim_due(Task.objects.values_list("queue", flat=True)[0], database_now(), 9, NODE)
     assert [message.task_id for message in published] == sorted(due, key=due.__getitem__)

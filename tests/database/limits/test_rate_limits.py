@@ -14,11 +14,11 @@ from django_durable_tasks.models import LimitBucket, Task
 from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
-from django_durable_tasks.tasks import claim as task_claim
 from django_durable_tasks.tasks import retention
 from tests.database.limits.limited_tasks import NODE, claim, limit, limited_tasks
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks, take_batch
+from tests.messages import claim_due
 
 __all__ = ["limited_tasks"]
 
@@ -41,7 +41,7 @@ def test_an_older_now_does_not_set_a_bucket_back(scope: str) -> None:
     claim()
     before, old = _refilled_at(scope), database_now() - timedelta(seconds=30)
     release.release_waiting(old, 100)
-    task_claim.claim(QUEUE, old, 100, NODE)
+    claim_due(QUEUE, old, 100, NODE)
     assert _refilled_at(scope) == before
 
 

@@ -16,9 +16,9 @@ from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits import backpressure, config
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import claim
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import NOOP, QUEUE, a_task, a_tenant, many_tasks
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 
 pytestmark = pytest.mark.django_db
@@ -27,7 +27,7 @@ SCOPE = f"task:{NOOP}"
 
 def _claim() -> int:
     new_process_state()
-    return len(claim.claim(QUEUE, database_now(), 100, uuid.uuid4()))
+    return len(claim_due(QUEUE, database_now(), 100, uuid.uuid4()))
 
 
 def _explained(row: Task) -> str:
@@ -96,7 +96,7 @@ def test_a_task_over_its_tenants_share_says_so() -> None:
     with override_settings(DURABLE_TASKS={"QUEUE_WINDOW": 20}):
         new_process_state()
         backpressure.snapshot()
-        claim.claim(QUEUE, database_now(), 20, uuid.uuid4())
+        claim_due(QUEUE, database_now(), 20, uuid.uuid4())
     assert f"fair share of queue {QUEUE}" in _explained(Task.objects.waiting_for_limit()[0])
 
 

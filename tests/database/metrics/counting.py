@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count
@@ -12,6 +12,7 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.metrics.counts import CountMetrics, read_totals
 from django_durable_tasks.contrib.metrics.models import MetricMinute
 from django_durable_tasks.contrib.metrics.series import (
+    DELAYS,
     CountedDurations,
     Duration,
     MetricKind,
@@ -21,6 +22,11 @@ from django_durable_tasks.contrib.metrics.series import (
 )
 from django_durable_tasks.models import TaskExecutionLog
 from django_durable_tasks.store.clock import database_now
+
+SETTLED_SOON = (*DELAYS[:2], timedelta(minutes=10))
+"""The delays of counts, with ten minutes instead of the hour after which a minute is settled: each of
+these minutes costs several statements whenever a process begins to count.
+"""
 
 
 def count_all(now: datetime | None = None, job: CountMetrics | None = None) -> CountMetrics:

@@ -19,6 +19,7 @@ from django_durable_tasks.states import endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import retention
 from tests.database.metrics.counting import (
+    SETTLED_SOON,
     count_all,
     count_here,
     counted_durations,
@@ -33,13 +34,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def counted() -> None:
-    """Count endings without an attempt."""
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count endings without an attempt, and settle minutes soon."""
+    monkeypatch.setattr(counts, "DELAYS", SETTLED_SOON)
     count_endings()
 
 
-SHORT_RETENTION = {"RETENTION": {"SUCCESS": 3_600, "METRICS": 7_200}}
-"""In hours: each minute until the retention is over is counted."""
+SHORT_RETENTION = {"RETENTION": {"SUCCESS": 600, "METRICS": 1_200}}
+"""Minutes, because each minute until the retention is over is counted."""
 
 
 def _refuse(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -83,13 +85,13 @@ def test_log_entries_that_become_visible_late_are_counted_until_the_minute_is_se
     TaskExecutionLog.objects.unguarded().filter(pk__in=[row.pk for row in hidden]).delete()
     job = count_all(now)
     assert totals() == {"SUCCESS": 2}
-    for row, later in ((hidden[2], 7), (hidden[0], 62)):
+    for row, later in ((hidden[2], 7), (hidden[0], 12)):
         TaskExecutionLog.objects.unguarded().bulk_create([row])
         count_all(now + timedelta(minutes=later), job)
     assert totals() == minute_totals() == recount() == {"SUCCESS": 4}
     assert not MetricMinute.objects.filter(span=Span.MINUTE).exists()
     TaskExecutionLog.objects.unguarded().bulk_create([hidden[1]])
-    for later in (63, 130):
+    for later in (13, 30):
         count_all(now + timedelta(minutes=later), job)
         count_all(now + timedelta(minutes=later))
     assert totals() == minute_totals() == {"SUCCESS": 4}
@@ -99,7 +101,7 @@ def test_entries_of_open_transactions_are_counted_although_newer_ones_exist() ->
     tasks = many_tasks(3, Status.SUCCESS)
     now = database_now()
     entries = list(TaskExecutionLog.objects.order_by("pk"))
-    ages = (timedelta(minutes=30), timedelta(minutes=20), timedelta(minutes=10))
+    ages = (timedelta(minutes=8), timedelta(minutes=6), timedelta(minutes=4))
     for entry, ago in zip(entries, ages, strict=True):
         TaskExecutionLog.objects.unguarded().filter(pk=entry.pk).update(completed_at=now - ago)
     late = TaskExecutionLog.objects.get(pk=entries[1].pk)
@@ -107,7 +109,7 @@ def test_entries_of_open_transactions_are_counted_although_newer_ones_exist() ->
     job = count_all(now)
     assert totals() == {"SUCCESS": 2}
     TaskExecutionLog.objects.unguarded().bulk_create([late])
-    count_all(now + timedelta(minutes=42), job)
+    count_all(now + timedelta(minutes=6), job)
     assert totals() == minute_totals() == {"SUCCESS": len(tasks)}
 
 
@@ -127,10 +129,10 @@ def test_a_process_that_dies_while_it_writes_has_written_nothing(
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(dies), pytest.raises(Killed):
-        count_here(now + timedelta(hours=2))
+        count_here(now + timedelta(minutes=30))
     assert totals() == minute_totals() == {"SUCCESS": 4}
     assert MetricMinute.objects.filter(span=Span.MINUTE).exists()
-    count_all(now + timedelta(hours=2))
+    count_all(now + timedelta(minutes=30))
     assert totals() == minute_totals() == {"SUCCESS": 4}
 
 
@@ -148,8 +150,8 @@ def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(set
     settings.DURABLE_TASKS = SHORT_RETENTION
     tasks = many_tasks(4, Status.SUCCESS)
     count_all()
-    # More than the hour until a minute is settled, the retention, and a quarter of an hour.
-    later = database_now() + timedelta(hours=4)
+    # More than the time until a minute is settled, the retention, and a quarter of an hour.
+    later = database_now() + timedelta(minutes=50)
     count_all(later)
     assert retention.prune(later, 100) == 4
     assert recount() == {}
@@ -162,7 +164,7 @@ def test_totals_do_not_fall_when_retention_deletes_the_tasks_and_the_minutes(set
 def test_retention_keeps_tasks_whose_attempts_are_not_counted(settings: Any) -> None:
     settings.DURABLE_TASKS = SHORT_RETENTION
     count_all()
-    later = database_now() + timedelta(hours=3)
+    later = database_now() + timedelta(minutes=30)
     many_tasks(3, Status.SUCCESS)
     assert retention.prune(later, 100) == 0
     count_all(later)
@@ -214,7 +216,7 @@ def test_created_tasks_are_counted_at_once_and_again_for_late_commits() -> None:
     count_all(now + timedelta(minutes=7), job)
     assert totals(MetricKind.CREATED) == minute_totals(MetricKind.CREATED) == {"": 5}
     Task.objects.unguarded().all().delete()
-    count_all(now + timedelta(hours=3), job)
+    count_all(now + timedelta(minutes=30), job)
     assert totals(MetricKind.CREATED) == minute_totals(MetricKind.CREATED) == {"": 5}
 
 
@@ -227,7 +229,7 @@ def test_a_change_of_the_names_of_series_counts_nothing_twice(
         many_tasks(2, queue=f"q{number}")
     count_all(now)
     settings.DURABLE_TASKS = {"METRICS_TENANTS": True}
-    for later in (1, 7, 70):
+    for later in (1, 7, 20):
         count_all(now + timedelta(minutes=later))
         assert totals(MetricKind.CREATED) == {"": 10}
 
@@ -247,7 +249,7 @@ def test_tasks_that_end_without_an_attempt_are_counted_by_status() -> None:
     assert sum(new.values_list("number", flat=True)) == 3
     assert totals(MetricKind.ENDED) == {}
     job = count_all()
-    for later in (0, 70):
+    for later in (0, 20):
         count_all(database_now() + timedelta(minutes=later), job)
         assert totals(MetricKind.ENDED) == minute_totals(MetricKind.ENDED)
         assert totals(MetricKind.ENDED) == {"CANCELLED": 2, "SKIPPED": 1}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.contrib.notifications import deliveries
-from django_durable_tasks.contrib.notifications.jobs import watch_alerts
 from django_durable_tasks.contrib.notifications.models import Alert, NotificationSetting
+from django_durable_tasks.contrib.notifications.task import watch_alerts
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DeadLetter, Node, RecurringTask, Task
 from django_durable_tasks.store.clock import database_now

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
-from django_durable_tasks.contrib.notifications.jobs import ProbeWorkers
+from django_durable_tasks.contrib.notifications.task import ProbeWorkers
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_names import WATCHDOG_TASK

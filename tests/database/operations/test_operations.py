@@ -4,7 +4,6 @@ title, permission and confirmation, and nothing else changes anything there.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import inspect
 import json
@@ -27,7 +26,7 @@ from django_durable_tasks.command.subcommand import Subcommand
 from django_durable_tasks.contrib.api import urls as api_urls
 from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
+from django_durable_tasks.management.commands.durable import SUBCOMMANDS
 from django_durable_tasks.models import (
     AuditEntry,
     DeadLetter,
@@ -40,7 +39,7 @@ from django_durable_tasks.models import (
 from django_durable_tasks.operations.operation import APP, OPERATIONS, Operation, Reason, Target
 from tests.database.admin.site import operator
 from tests.database.api.client import SETTINGS, a_client
-from tests.database.commands.durable_command import Answer, durable
+from tests.database.commands.durable_command import Answer, durable, parsers
 from tests.database.operations.cases import CASES, entries_of, key_of, perform
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_dead_letter, a_task
@@ -78,34 +77,20 @@ def _request(user: User) -> Any:
     return request
 
 
-def _parsers() -> dict[str, argparse.ArgumentParser]:
-    whole = Command().create_parser("manage.py", "durable")
-    (found,) = (one for one in whole._actions if isinstance(one, argparse._SubParsersAction))
-    return found.choices
-
-
-@pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_is_offered_in_the_admin_or_gives_a_reason(key: str) -> None:
-    offered = any(OPERATIONS[key] in _offered(model_admin) for model_admin in _model_admins())
-    assert offered != bool(OPERATIONS[key].not_in_admin)
-
-
-@pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_is_offered_on_the_command_line_or_gives_a_reason(key: str) -> None:
-    offered = any(OPERATIONS[key] in one.operations for one in CHANGING)
-    assert offered != bool(OPERATIONS[key].not_in_command)
-
-
-@pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_is_offered_in_the_api_or_gives_a_reason(key: str) -> None:
+def test_an_operation_is_offered_by_each_interface_or_gives_a_reason() -> None:
     actions = [
         getattr(pattern.callback.cls, action)
         for pattern in api_urls.urlpatterns
         for action in pattern.callback.actions.values()
         if hasattr(getattr(pattern.callback.cls, action), "endpoint")
     ]
-    offered = any(OPERATIONS[key] in action.endpoint.operations for action in actions)
-    assert offered != bool(OPERATIONS[key].not_in_api)
+    in_admin = set[Operation]().union(*map(_offered, _model_admins()))
+    in_command = {operation for one in CHANGING for operation in one.operations}
+    in_api = {operation for action in actions for operation in action.endpoint.operations}
+    for key, operation in OPERATIONS.items():
+        assert (operation in in_admin) != bool(operation.not_in_admin), key
+        assert (operation in in_command) != bool(operation.not_in_command), key
+        assert (operation in in_api) != bool(operation.not_in_api), key
 
 
 @pytest.fixture(autouse=True)
@@ -353,13 +338,12 @@ def test_a_dry_run_changes_nothing(key: str) -> None:
     assert state() == before
 
 
-@pytest.mark.parametrize("key", OPERATIONS)
-def test_an_operation_has_a_django_permission_unless_it_needs_a_shell(key: str) -> None:
-    operation = OPERATIONS[key]
-    if operation.not_in_admin and operation.not_in_api:
-        assert not operation.permission
-    else:
-        assert Permission.objects.filter(_named(operation.permission)).exists()
+def test_an_operation_has_a_django_permission_unless_it_needs_a_shell() -> None:
+    for key, operation in OPERATIONS.items():
+        if operation.not_in_admin and operation.not_in_api:
+            assert not operation.permission, key
+        else:
+            assert Permission.objects.filter(_named(operation.permission)).exists(), key
 
 
 def test_the_admin_has_no_other_actions_and_shows_the_titles_of_the_registry() -> None:
@@ -395,7 +379,7 @@ def test_an_admin_action_needs_exactly_the_permission_of_its_operation() -> None
 def test_a_changing_subcommand_has_the_titles_and_the_confirmation_of_its_operations(
     subcommand: Subcommand,
 ) -> None:
-    parser = _parsers()[subcommand.name]
+    parser = parsers()[subcommand.name]
     options = {option for action in parser._actions for option in action.option_strings}
     assert {"--by", "--reason"} <= options
     assert ("--yes" in options) == any(one.confirm for one in subcommand.operations)
@@ -410,9 +394,7 @@ def test_a_subcommand_without_operations_writes_nothing(subcommand: Subcommand) 
     a_task()
     a_schedule("nightly-report")
     options = {
-        option
-        for action in _parsers()[subcommand.name]._actions
-        for option in action.option_strings
+        option for action in parsers()[subcommand.name]._actions for option in action.option_strings
     }
     assert not options & {"--by", "--reason", "--yes"}
     with CaptureQueriesContext(connection) as captured:

@@ -17,7 +17,7 @@ from django_durable_tasks.schedules import calendars, ledger, schedule_cache, tr
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.schedule_cache import agenda_of, read_rows
 from django_durable_tasks.schedules.trigger import KnownSchedules, policy_of
-from django_durable_tasks.tasks import new_task
+from django_durable_tasks.tasks import enqueue
 from tests.database.recurring.schedules import (
     START,
     a_schedule,
@@ -195,6 +195,13 @@ def test_what_a_tick_reads_means_the_same_as_the_model_instance(given: dict[str,
     assert _first_runs(read) == _first_runs(row)
 
 
+def test_a_tick_reads_a_new_column_unless_it_is_named() -> None:
+    columns = {field.attname for field in RecurringTask._meta.concrete_fields}
+    assert columns >= schedule_cache._UNREAD
+    read = {name.removesuffix("_json") for name in schedule_cache._NAMES}
+    assert read == columns - schedule_cache._UNREAD - {"id"} | {"pk"}
+
+
 def _first_runs(row: schedule_cache.AnySchedule) -> list[Any]:
     agenda, found, after = agenda_of(row), list[Any](), at(-1)
     for _ in range(5):
@@ -222,7 +229,7 @@ def test_schedules_with_equal_options_share_what_depends_on_these(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built = list[Any]()
-    build = new_task.template
+    build = enqueue.template
 
     def counted(*given: Any) -> Any:
         built.append(given)

@@ -14,7 +14,7 @@ from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import endings
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import claim, operator_actions
+from django_durable_tasks.tasks import operator_actions
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.database.transitions.transition_calls import (
     CRASH,
@@ -27,7 +27,7 @@ from tests.database.transitions.transition_calls import (
     succeed,
 )
 from tests.factories import QUEUE, a_task
-from tests.messages import take_task_messages
+from tests.messages import claim_due, take_task_messages
 from tests.project import tasks
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ def claimed() -> list[Any]:
     """Claim due tasks as a scheduler does, and return the fire times to be published."""
     ids = [
         message.task_id
-        for message in claim.claim(QUEUE, database_now() + timedelta(seconds=1), 10, PLACE.node)
+        for message in claim_due(QUEUE, database_now() + timedelta(seconds=1), 10, PLACE.node)
     ]
     return sorted(Task.objects.filter(pk__in=ids).values_list("fire_time", flat=True))
 

@@ -15,7 +15,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.tasks import attempts, claim, operator_actions
+from django_durable_tasks.tasks import attempts, operator_actions
 from django_durable_tasks.workflows import runs
 from tests.database.dependencies.worker_and_leader import (
     HOPELESS,
@@ -28,6 +28,7 @@ from tests.database.dependencies.worker_and_leader import (
 from tests.database.recurring.schedules import START, a_schedule, at, fire
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
 from tests.factories import QUEUE
+from tests.messages import claim_due
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +67,7 @@ def finish(run: WorkflowRun) -> WorkflowRun:
 
 def due() -> list[datetime | None]:
     """Claim due tasks as a scheduler does, and return the fire times to be published."""
-    ids = [message.task_id for message in claim.claim(QUEUE, database_now(), 10, PLACE.node)]
+    ids = [message.task_id for message in claim_due(QUEUE, database_now(), 10, PLACE.node)]
     return sorted(
         Task.objects.filter(pk__in=ids, recurring_task__isnull=False).values_list(
             "fire_time", flat=True

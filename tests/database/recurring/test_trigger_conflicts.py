@@ -19,6 +19,7 @@ from django_durable_tasks.tasks import claim
 from tests.database.recurring.schedules import START, a_schedule, at, fire, fire_times, ledger_of
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_task
+from tests.messages import claim_due
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -374,7 +375,7 @@ def test_a_claim_whose_process_died_before_the_overlap_check_publishes_no_second
     a_schedule(overlap="QUEUE_ALL")
     fire(START)
     running = Task.objects.get()
-    assert len(claim.claim(QUEUE, at(1), 10, PLACE.node)) == 1
+    assert len(claim_due(QUEUE, at(1), 10, PLACE.node)) == 1
     fire(at(60))
     queued = Task.objects.waiting_for_overlap().get()
     # The state after a claim without the overlap check: QUEUED, due for republishing.

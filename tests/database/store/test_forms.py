@@ -24,7 +24,7 @@ from django_durable_tasks.choices import FireOutcome, Gate, Status
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.contrib.api import access, idempotent_requests, quotas
 from django_durable_tasks.contrib.api.idempotent_requests import RequestIdentity, StoredAnswer
-from django_durable_tasks.contrib.api.values import RequestRate
+from django_durable_tasks.contrib.api.quotas import RequestRate
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.dependencies import edges, resolve
@@ -45,7 +45,7 @@ from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits
 from django_durable_tasks.store.dialects import VERBS, Verb
 from django_durable_tasks.task_values import NewTask, RunLocation
-from django_durable_tasks.tasks import batches, new_task, operator_actions
+from django_durable_tasks.tasks import batches, enqueue, operator_actions
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import QUEUE, a_paused_queue, a_run, a_task, a_tenant, many_tasks
 from tests.project import tasks
@@ -183,8 +183,8 @@ def _the_clock() -> Act:
 
 
 def _new(number: int, **more: Any) -> NewTask:
-    call = new_task.Call(registry.get(tasks.echo.name), (number, "é\\"), {})
-    return new_task.new_task(call)._replace(**more)
+    call = enqueue.Call(registry.get(tasks.echo.name), (number, "é\\"), {})
+    return enqueue.new_task(call)._replace(**more)
 
 
 def _various(number: int) -> list[NewTask]:

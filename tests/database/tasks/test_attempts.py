@@ -18,7 +18,7 @@ from django_durable_tasks.models import Node, Task
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, operator_actions

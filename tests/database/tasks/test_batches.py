@@ -25,6 +25,7 @@ from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, batches, claim, operator_actions
 from tests.database.transitions.transition_calls import CRASH, FAILURE, PLACE, question
 from tests.factories import NOOP, QUEUE, a_task, many_tasks, take_batch
+from tests.messages import claim_due
 
 pytestmark = pytest.mark.django_db
 
@@ -96,10 +97,10 @@ def test_expired_tasks_of_a_batch_become_expired() -> None:
 
 def test_claims_leave_tasks_of_batches_and_batches_leave_claimed_tasks() -> None:
     row = a_task(in_batch=True)
-    assert claim.claim(QUEUE, database_now(), 10, PLACE.node) == []
+    assert claim_due(QUEUE, database_now(), 10, PLACE.node) == []
     assert claim.claim_these([row.pk], database_now(), PLACE.node) == []
     alone = a_task()
-    (message,) = claim.claim(QUEUE, database_now(), 10, PLACE.node)
+    (message,) = claim_due(QUEUE, database_now(), 10, PLACE.node)
     assert [run.task_id for run in take_batch(10, PLACE)] == [row.pk]
     assert message.task_id == alone.pk
 
@@ -246,7 +247,7 @@ def test_a_lost_task_of_a_batch_uses_no_crash_budget_and_runs_alone() -> None:
     assert (row.status, row.crashes, row.in_batch) == (Status.PENDING, 0, False)
     assert TaskExecutionLog.objects.get().status == LogStatus.LOST
     assert take_batch(10, PLACE) == []
-    (message,) = claim.claim(QUEUE, database_now(), 10, PLACE.node)
+    (message,) = claim_due(QUEUE, database_now(), 10, PLACE.node)
     attempts.open_run(message.task_id, message.epoch, PLACE, "", None)
     attempts.end_runs(question(row), lambda _: CRASH)
     row.refresh_from_db()

@@ -21,7 +21,7 @@ from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.states import inserts
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import NewTask
-from django_durable_tasks.tasks import enqueue, new_task
+from django_durable_tasks.tasks import enqueue
 from django_durable_tasks.tasks.options import CallOptions
 from tests.factories import QUEUE, a_tenant
 from tests.project import tasks
@@ -117,8 +117,8 @@ def test_names_and_keys_are_written_as_they_are() -> None:
 
 
 def _new(*args: Any) -> NewTask:
-    call = new_task.Call(registry.get(tasks.echo.name), args, {})
-    return new_task.new_task(call)
+    call = enqueue.Call(registry.get(tasks.echo.name), args, {})
+    return enqueue.new_task(call)
 
 
 @pytest.mark.parametrize("copied", [10, 1_000], ids=["copied", "inserted"])

@@ -10,7 +10,7 @@ from django.db import connection
 from django_durable_tasks.models import Task
 from django_durable_tasks.states import inserts
 from django_durable_tasks.task_values import NewTask
-from django_durable_tasks.tasks import enqueue, new_task
+from django_durable_tasks.tasks import enqueue
 from tests.project import tasks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.postgresql]
@@ -22,12 +22,12 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write parts of 40 tasks, which are built in slices of 10."""
     monkeypatch.setattr(enqueue, "BULK", PART)
     monkeypatch.setattr(inserts, "_COPIED", 10)
-    monkeypatch.setattr(new_task, "_SLICE", 10)
+    monkeypatch.setattr(enqueue, "_SLICE", 10)
 
 
 def test_tasks_are_built_while_the_database_writes_others(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    called, rows_of = new_task.TaskTemplate.called, inserts.rows_of
+    called, rows_of = enqueue.TaskTemplate.called, inserts.rows_of
 
     def built(template: Any, *given: Any) -> NewTask:
         if events[-1:] != ["built"]:
@@ -38,7 +38,7 @@ def test_tasks_are_built_while_the_database_writes_others(monkeypatch: pytest.Mo
         events.append(f"sent {len(part)}")
         return rows_of(part, now)
 
-    monkeypatch.setattr(new_task.TaskTemplate, "called", built)
+    monkeypatch.setattr(enqueue.TaskTemplate, "called", built)
     monkeypatch.setattr(inserts, "rows_of", sent)
     tasks.add.schedule_many([(1, 2)] * PART)
     assert events == ["built", "sent 10"] * (PART // 10)

@@ -26,12 +26,13 @@ from django_durable_tasks.tasks import attempts, claim
 from django_durable_tasks.tasks.attempts import Refusal
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE, a_paused_queue, a_task, many_tasks
+from tests.messages import claim_due
 
 pytestmark = pytest.mark.django_db
 
 
 def _claim(limit: int = 100, queue: str = QUEUE) -> list[TaskMessage]:
-    return claim.claim(queue, database_now(), limit, PLACE.node)
+    return claim_due(queue, database_now(), limit, PLACE.node)
 
 
 def _published(messages: Sequence[TaskMessage]) -> list[uuid.UUID]:
@@ -333,7 +334,7 @@ def test_a_node_claims_the_tasks_of_its_shards_and_of_unserved_ones() -> None:
     now = database_now()
     mine, others = a_task(shard_key=3), a_task(shard_key=4)
     unserved = a_task(shard_key=5, due=-UNSERVED_AFTER - 1)
-    claimed = claim.claim(QUEUE, now, 10, PLACE.node, frozenset({3}))
+    claimed = claim_due(QUEUE, now, 10, PLACE.node, frozenset({3}))
     assert {message.task_id for message in claimed} == {mine.pk, unserved.pk}
     assert Task.objects.pending().get().pk == others.pk
 

@@ -26,7 +26,7 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.states import inserts
 from django_durable_tasks.store import tables
-from django_durable_tasks.tasks import enqueue, new_task
+from django_durable_tasks.tasks import enqueue
 from django_durable_tasks.tasks.options import Schedule
 from tests.factories import QUEUE, a_task, a_tenant
 from tests.project import tasks
@@ -286,8 +286,8 @@ def test_a_celery_task_id_identifies_the_task_and_a_second_call_returns_it() -> 
 
 def test_a_refused_insert_is_not_mistaken_for_a_taken_key() -> None:
     a_task(Status.SUCCESS)
-    call = new_task.Call(registry.get("tests.project.tasks.noop"), (), {})
-    new = new_task.new_task(call)._replace(idempotency_key="i", status=Status.RUNNING)
+    call = enqueue.Call(registry.get("tests.project.tasks.noop"), (), {})
+    new = enqueue.new_task(call)._replace(idempotency_key="i", status=Status.RUNNING)
     with pytest.raises(Exception, match=r"(?i)check|constraint"), tables.atomic():
         inserts.create(new)
 

@@ -14,7 +14,7 @@ from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets.http_request import request_id
-from django_durable_tasks.tasks import claim, operator_actions
+from django_durable_tasks.tasks import operator_actions
 from tests.database.transitions.transition_calls import (
     FAILURE,
     PLACE,
@@ -24,6 +24,7 @@ from tests.database.transitions.transition_calls import (
     succeed,
 )
 from tests.factories import QUEUE, a_task, a_tenant
+from tests.messages import claim_due
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -91,7 +92,7 @@ def test_a_message_of_a_claim_that_was_undone_before_an_edit_starts_nothing() ->
     row = _add(run_at=_in(60)).schedule(1, 2)
     again = _add(run_at=_in(90)).schedule(3, 4)
     Task.objects.unguarded().filter(pk=row.pk).update(run_at=_in(-1), due_at=_in(-1))
-    assert [message.task_id for message in claim.claim(QUEUE, database_now(), 10, PLACE.node)] == [
+    assert [message.task_id for message in claim_due(QUEUE, database_now(), 10, PLACE.node)] == [
         row.pk
     ]
     assert again.epoch == row.epoch + 1

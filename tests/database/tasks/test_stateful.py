@@ -19,7 +19,7 @@ from django_durable_tasks.models import DeadLetter, Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, operator_actions
@@ -27,6 +27,7 @@ from django_durable_tasks.tasks import claim as task_claim
 from tests.database.tasks.reference import DAY, HOUR, SOON, Reference, Row
 from tests.database.transitions.transition_calls import PLACE
 from tests.factories import QUEUE
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 from tests.project import tasks
 from tests.repetitions import repetitions
@@ -180,7 +181,7 @@ class Lifecycle(RuleBasedStateMachine):
     def claim(self, ahead: float) -> None:
         """A scheduler claims due tasks. Tasks past their expiry expire."""
         due = self.reference.due(ahead)
-        messages = task_claim.claim(QUEUE, _ahead(ahead), 1_000, PLACE.node)
+        messages = claim_due(QUEUE, _ahead(ahead), 1_000, PLACE.node)
         late = [row for row in due if row.expires and ahead == DAY]
         assert {message.task_id for message in messages} == {
             row.task_id for row in due if row not in late

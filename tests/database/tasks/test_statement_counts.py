@@ -39,6 +39,7 @@ from tests.database.transitions.transition_calls import (
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_run, a_task, many_tasks, take_these
 from tests.insert_statements import insert_statements
+from tests.messages import claim_due
 from tests.process_state import new_process_state
 from tests.project import tasks
 
@@ -80,7 +81,7 @@ Rows = Sequence[Task]
 
 
 def _claim(rows: Rows) -> Any:
-    return claim.claim(QUEUE, database_now(), 100, NODE)
+    return claim_due(QUEUE, database_now(), 100, NODE)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from django_durable_tasks.choices import OPEN, LogStatus, Status
 from django_durable_tasks.exceptions import InvalidOption, UniqueConflict
 from django_durable_tasks.models import Task
 from django_durable_tasks.registry import Registered, get
-from django_durable_tasks.tasks import attempts, enqueue, new_task
+from django_durable_tasks.tasks import attempts, enqueue
 from django_durable_tasks.tasks.attempts import Refusal
 from django_durable_tasks.tasks.options import task_options
 from tests.database.transitions.transition_calls import PLACE
@@ -89,7 +89,7 @@ def test_a_key_template_that_does_not_match_the_call_is_refused_with_a_package_e
         task_options(known.options.name, {"unique": unique}), known.signature, known.function
     )
     with pytest.raises(InvalidOption, match="unique="):
-        enqueue.submit(new_task.Call(odd, ("a",), {}))
+        enqueue.submit(enqueue.Call(odd, ("a",), {}))
 
 
 def test_for_a_time_after_a_success_a_start_does_nothing_and_is_logged_as_duplicate() -> None:

@@ -16,8 +16,7 @@ from django_durable_tasks.choices import TERMINAL, WITH_DUE_AT, Status
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, Tenant
 from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.states import endings, runs
-from django_durable_tasks.states.decisions import EndingKind, Outcome
-from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.states.machine import TRANSITIONS, EndingKind, Outcome
 from django_durable_tasks.store import tables
 from tests.database.transitions.transition_calls import (
     ACTS,

@@ -15,12 +15,13 @@ from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import batches, claims, dependencies, endings, inserts, runs
 from django_durable_tasks.states.claims import RUN_COLUMNS, run_of
-from django_durable_tasks.states.decisions import EndingKind, Outcome
+from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, claim, operator_actions
 from tests.factories import QUEUE, a_run, a_task, take_these
+from tests.messages import claim_due
 
 PLACE = RunLocation(node=uuid.UUID(int=1), worker="worker@host", lease=60.0)
 FAILURE = Outcome(
@@ -107,7 +108,7 @@ ACTS: Mapping[str, Callable[[Task], Any]] = {
     "fail": fail_for_want_of_an_upstream,
     "force_run": lambda row: dependencies.force_run(question(row), "by an operator"),
     "edit": lambda row: inserts.edit(question(row), run_at=_later()),
-    "claim": lambda row: claim.claim(QUEUE, database_now(), 10, PLACE.node),
+    "claim": lambda row: claim_due(QUEUE, database_now(), 10, PLACE.node),
     "take": lambda row: take_these(question(row), 10, PLACE),
     "undo_start": undo_start,
     "republish": lambda row: claim.republish(question(row), database_now(), 10),

@@ -10,7 +10,7 @@ from django.utils.functional import SimpleLazyObject
 
 from django_durable_tasks.celery.endings import outcome_of
 from django_durable_tasks.celery.result import described, rebuilt
-from django_durable_tasks.states.decisions import EndingKind
+from django_durable_tasks.states.machine import EndingKind
 from django_durable_tasks.tasks.options import task_options
 
 

@@ -313,6 +313,14 @@ def test_a_valid_celery_configuration_has_no_findings(only_task: Callable[..., N
         ({"accept_content": ["json", "pickle"]}, ["W021"]),
         ({"accept_content": ["json", "application/x-yaml"]}, ["W021"]),
         ({"task_serializer": "pickle"}, ["W021"]),
+        (
+            {
+                "accept_content": ["json", "pickle"],
+                "task_serializer": "pickle",
+                "result_serializer": "pickle",
+            },
+            ["W021"],
+        ),
         ({"result_serializer": "yaml"}, ["W021"]),
         ({"accept_content": ["msgpack"]}, ["E009"]),
         ({"accept_content": ["application/json"]}, []),

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from django_durable_tasks.contrib.metrics.drawing import (
+from django_durable_tasks.contrib.metrics.charts import (
     HEIGHT,
     LINE_COLOURS,
     PANEL,

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.diagrams import layout
-from django_durable_tasks.contrib.diagrams import svg as drawings
+from django_durable_tasks.contrib.diagrams import drawings, layout
 from django_durable_tasks.contrib.diagrams.layout import outlined
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.workflows import diagrams as formats

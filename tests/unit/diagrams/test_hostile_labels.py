@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.contrib.diagrams.svg import as_svg, ems
+from django_durable_tasks.contrib.diagrams.drawings import as_svg, ems
 from django_durable_tasks.workflows.diagrams import (
     FILE_FORMATS,
     Diagram,

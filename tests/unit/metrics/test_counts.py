@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.metrics.charts import PERIODS, ChartPoint, chart_points, quantile
 from django_durable_tasks.contrib.metrics.counts import is_due
-from django_durable_tasks.contrib.metrics.gauges import QueueGauge, busiest_queues, fullest_limits
+from django_durable_tasks.contrib.metrics.exposition import (
+    QueueGauge,
+    busiest_queues,
+    fullest_limits,
+)
 from django_durable_tasks.contrib.metrics.series import (
     BUCKETS,
     DELAYS,

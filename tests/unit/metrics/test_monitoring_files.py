@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.contrib.metrics.exposition import families
-from django_durable_tasks.contrib.metrics.gauges import Gauges
+from django_durable_tasks.contrib.metrics.exposition import Gauges, families
 from tests.runs import ROOT
 
 FOLDER = ROOT / "docs" / "monitoring"

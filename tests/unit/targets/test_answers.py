@@ -73,7 +73,8 @@ TRUSTED = (
     "X-WebAuth-User", "X-Amzn-Oidc-Data", "X-Goog-IAP-JWT-Assertion", "X-MS-Client-Principal-Name",
     "Cf-Access-Jwt-Assertion", "CF-Connecting-IPv6", "SSL-Client-Verify", "Client-Cert",
     "X-Azure-ClientIP", "WL-Proxy-Client-IP", "X-Middleware-Subrequest", "X-Original-Remote-User",
-    "Tailscale-User-Login", "X-Forwarded", "Front-End-Https", "X-ARR-ClientCert",
+    "Tailscale-User-Login", "X-Forwarded", "Front-End-Https", "X-ARR-ClientCert", "Proxy", "Https",
+    "X-Consumer-Username", "X-Authenticated-Userid", "OIDC-Claim-Sub", "X-SSL-Cert", "IV-User",
 )  # fmt: skip
 
 

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import LogStatus, Status
-from django_durable_tasks.states.decisions import Budgets, EndingKind, Outcome, decide, fingerprint
-from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.states.machine import (
+    TRANSITIONS,
+    Budgets,
+    EndingKind,
+    Outcome,
+    decide,
+    fingerprint,
+)
 
 
 def _budgets(**given: Any) -> Budgets:

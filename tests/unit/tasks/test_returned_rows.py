@@ -6,7 +6,7 @@ import pytest
 
 from django_durable_tasks.models import Task
 from django_durable_tasks.states.claims import RUN_COLUMNS, BlockedDependent, ClaimedTask
-from django_durable_tasks.store import statements
+from django_durable_tasks.store import dialects
 
 STATEMENTS = [
     ("claim", "RETURNING", ClaimedTask._fields),
@@ -29,7 +29,7 @@ def _names(columns: str) -> tuple[str, ...]:
 
 
 def _returned(operation: str, keyword: str) -> tuple[str, ...]:
-    sql = statements.text(operation, "postgresql")
+    sql = dialects.text(operation, "postgresql")
     assert sql is not None
     if keyword == "SELECT":
         return _names(re.split(r"\n  FROM ", sql)[0].removeprefix("SELECT"))
@@ -44,7 +44,7 @@ def test_a_statement_returns_the_columns_of_its_type(
 
 
 def test_the_release_returns_the_status_and_then_the_columns_of_a_claim() -> None:
-    sql = statements.text("resolve_endings", "postgresql")
+    sql = dialects.text("resolve_endings", "postgresql")
     assert sql is not None
     (returned,) = re.findall(r"RETURNING (task\.status.*?)\),\n", sql, re.DOTALL)
     assert _names(returned) == ("status", *ClaimedTask._fields)

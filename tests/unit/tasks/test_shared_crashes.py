@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.states.decisions import Crash, LostRun, judged
+from django_durable_tasks.states.machine import Crash, LostRun, judged
 
 MAX_CRASHES, TIMEOUT = 3, 20.0
 

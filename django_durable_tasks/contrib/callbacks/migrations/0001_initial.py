@@ -1,7 +1,6 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-import django_durable_tasks.models.encrypted_json
 import django_durable_tasks.models.fields
 from django_durable_tasks.models.fields import ExactCharField, InstantField
 
@@ -25,7 +24,7 @@ class Migration(migrations.Migration):
                 ("endpoint", ExactCharField(max_length=300, verbose_name="endpoint")),
                 (
                     "request_headers",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         default=list, verbose_name="request headers"
                     ),
                 ),
@@ -42,7 +41,7 @@ class Migration(migrations.Migration):
                 ("retry_delay", models.FloatField(null=True, verbose_name="retry delay")),
                 (
                     "response_headers",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         default=list, verbose_name="response headers"
                     ),
                 ),

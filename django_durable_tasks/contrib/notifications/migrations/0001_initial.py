@@ -3,7 +3,6 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-import django_durable_tasks.models.encrypted_json
 import django_durable_tasks.models.fields
 
 
@@ -174,7 +173,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "delivery_config",
-                    django_durable_tasks.models.encrypted_json.EncryptedJSONField(
+                    django_durable_tasks.models.fields.EncryptedJSONField(
                         default=dict, verbose_name="delivery configuration"
                     ),
                 ),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.schedules.timetables.builder import checked, timetable
-from django_durable_tasks.schedules.timetables.types import Timetable
+from django_durable_tasks.schedules.timetables.types import Direction, Timetable, walk
 from tests.repetitions import repetitions
 
 _EVERY_SECOND = ";".join(
@@ -264,6 +264,51 @@ def _expensive_rules(draw: st.DrawFn) -> str:
 @given(rule=_expensive_rules())
 def test_one_fire_time_of_any_rule_costs_a_bounded_number_of_calls(rule: str) -> None:
     assert _work(rule) <= MOST_CALLS
+
+
+_SELDOM = [
+    "FREQ=YEARLY;BYWEEKNO=53;BYMONTH=5",
+    "FREQ=WEEKLY;BYDAY=MO;BYSETPOS=2",
+    "FREQ=MONTHLY;BYDAY=MO;BYSETPOS=6",
+    "FREQ=DAILY;BYYEARDAY=366;BYMONTH=1",
+    "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO",
+]
+
+
+@given(
+    seldom=st.lists(
+        st.tuples(st.sampled_from(_SELDOM), st.integers(0, 23)),
+        min_size=1,
+        max_size=15,
+        unique=True,
+    ),
+    often=st.sampled_from(["FREQ=MINUTELY", "FREQ=DAILY", "FREQ=SECONDLY;INTERVAL=7"]),
+    excluded=st.booleans(),
+    as_parts=st.booleans(),
+    way=st.sampled_from(Direction),
+)
+@settings(max_examples=10, deadline=None)
+def test_parts_that_seldom_fire_are_searched_once(
+    seldom: list[tuple[str, int]], often: str, excluded: bool, as_parts: bool, way: Direction
+) -> None:
+    rules = [f"{rule};BYHOUR={hour}" for rule, hour in seldom]
+    kind = "EXRULE" if excluded else "RRULE"
+    lines = "\n".join([f"RRULE:{often}", *(f"{kind}:{rule}" for rule in rules)])
+    parts = [{"rrule": rule} for rule in (often, *rules)] if as_parts else [{"rrule": lines}]
+    times = timetable(parts, zone="UTC", anchor=START)
+    calls = 0
+
+    def counted(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(counted)
+    try:
+        walked = len(list(islice(walk(times, START + HORIZON, way=way), 300)))
+    finally:
+        sys.setprofile(None)
+    assert walked == 300
+    assert calls <= MOST_CALLS
 
 
 def test_a_rule_that_excludes_all_its_fires_is_refused() -> None:

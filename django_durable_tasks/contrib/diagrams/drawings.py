@@ -1,4 +1,5 @@
-"""Drawings as SVG without scripts. Foreign text is escaped in ``element``, which writes all markup.
+"""Drawings as SVG without scripts, and as Mermaid. Foreign text is escaped in ``element``, which
+writes all markup of an SVG.
 
 Light colours are attributes of the elements: viewers without style sheets and printers use them.
 A style sheet has the dark ones. A page links it, so that the strictest Content-Security-Policy
@@ -7,6 +8,8 @@ allows it, and a file contains it.
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache, partial
@@ -14,19 +17,21 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from django.templatetags.static import static
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.contrib.diagrams import layout
-from django_durable_tasks.contrib.diagrams.layout import Box, Drawing, Line, Outline, Point
 from django_durable_tasks.workflows.diagrams import (
     KINDS,
     Diagram,
     clean,
     lasted,
+    longest_paths,
     safe_link,
     shortened,
+    summed_up,
 )
 
 # Colours, dashes and icons. Text has a contrast of at least 4.5 to 1 on its fill, lines of 3 to 1
@@ -161,7 +166,7 @@ _STRIP = 30
 _HEAD, _HALF = 7, 4
 
 
-def _frame(path: Sequence[str], corner: Point, size: Point) -> Markup:
+def _frame(path: Sequence[str], corner: layout.Point, size: layout.Point) -> Markup:
     name = shortened(clean(path[-1]), (size[0] - 24) / _SMALL, ems)
     shape: dict[str, Any] = {"width": round(size[0]), "height": round(size[1])}
     return _moved(
@@ -173,22 +178,30 @@ def _frame(path: Sequence[str], corner: Point, size: Point) -> Markup:
     )
 
 
-def _line(outline: Outline, line: Line, points: list[Point], *, downwards: bool) -> Markup:
+def _line(
+    outline: layout.Outline, line: layout.Line, points: list[layout.Point], *, downwards: bool
+) -> Markup:
     """Return a line: its dashes show the kind, a hollow arrow head that it is unresolved."""
     colour = "broken" if line.broken else "critical" if line.critical else "line"
     curve, head = path_data(points, downwards=downwards)
     width = 2.6 if line.critical else 1.4
     dashes = (BROKEN_DASHES if line.broken else DASHES[line.kind]) or None
     drawn = partial(element, "path", stroke=colour, **_ROUND)
+    ends = (outline.boxes[line.source].label, outline.boxes[line.target].label)
+    state = "not resolved yet" if line.unresolved else "resolved"
+    if line.count > 1:
+        state = f"{line.count:,} dependencies, {line.unresolved:,} not resolved yet"
+    between = " → ".join(shortened(end, _TOOLTIP / 3) for end in ends)
+    cycle = "closes a cycle" * line.broken
     return element(
         "g",
-        element("title", _title_of_line(outline, line)),
+        element("title", _tooltip(between, f"{line.kind}: {state}", line.outcome, cycle)),
         drawn(d=curve, fill="none", stroke_width=width, stroke_dasharray=dashes),
         drawn(d=head, fill="panel" if line.unresolved else colour, stroke_width=1.4),
     )
 
 
-def path_data(points: Sequence[Point], *, downwards: bool) -> tuple[str, str]:
+def path_data(points: Sequence[layout.Point], *, downwards: bool) -> tuple[str, str]:
     """Return the data of the path, which is smooth between layers and straight through them, and of
     the arrow head at its end.
     """
@@ -212,7 +225,7 @@ def path_data(points: Sequence[Point], *, downwards: bool) -> tuple[str, str]:
     return "".join(steps), head
 
 
-def _box(box: Box, corner: Point, width: int, height: int) -> Markup:
+def _box(box: layout.Box, corner: layout.Point, width: int, height: int) -> Markup:
     """Return a box: icon, label and status; for several nodes a stack with the numbers per
     status.
     """
@@ -240,7 +253,7 @@ def _box(box: Box, corner: Point, width: int, height: int) -> Markup:
     return _moved(round(corner[0]), round(corner[1]), *inner, status=box.status)
 
 
-def _wished_width(box: Box) -> float:
+def _wished_width(box: layout.Box) -> float:
     if box.alone:
         below = ems(f"{box.status}  {box.duration}".rstrip()) * _SMALL
     else:
@@ -248,12 +261,12 @@ def _wished_width(box: Box) -> float:
     return max(ems(box.label) * _LABEL * _BOLD, below) + _STRIP + 24
 
 
-def _label(box: Box, width: int, y: float) -> Markup:
+def _label(box: layout.Box, width: int, y: float) -> Markup:
     words = shortened(box.label, (width - _STRIP - 18) / _LABEL / _BOLD, ems)
     return _text(_STRIP + 10, y, words, _LABEL, "ink", font_weight=600)
 
 
-def _words_of_one(box: Box, width: int, height: int) -> Iterator[Markup]:
+def _words_of_one(box: layout.Box, width: int, height: int) -> Iterator[Markup]:
     small = partial(_text, y=height / 2 + 13, size=_SMALL - 0.5, fill="text", status=box.status)
     yield _label(box, width, height / 2 - 4)
     yield small(_STRIP + 10, words=str(box.status))
@@ -261,7 +274,7 @@ def _words_of_one(box: Box, width: int, height: int) -> Iterator[Markup]:
         yield small(width - 10, words=box.duration, text_anchor="end")
 
 
-def _words_of_many(box: Box, width: int, height: int) -> Iterator[Markup]:
+def _words_of_many(box: layout.Box, width: int, height: int) -> Iterator[Markup]:
     x, middle = _STRIP + 10.0, height / 2
     yield _label(box, width, middle - 5)
     counts = [(status, box.counts[status]) for status in Status if box.counts[status]]
@@ -284,7 +297,7 @@ def _tooltip(*lines: str) -> str:
     return "\n".join(shortened(line, _TOOLTIP) for line in lines if line)
 
 
-def _title_of_box(box: Box) -> str:
+def _title_of_box(box: layout.Box) -> str:
     """Return label, name, status, reason and duration; for many nodes the numbers by status and the
     total duration.
     """
@@ -306,20 +319,6 @@ def _title_of_box(box: Box) -> str:
         f"{node.status}: {reason}" if reason else str(node.status),
         took,
         path,
-    )
-
-
-def _title_of_line(outline: Outline, line: Line) -> str:
-    """Return the ends, the kind, and whether the dependency is resolved."""
-    ends = (outline.boxes[line.source].label, outline.boxes[line.target].label)
-    state = "not resolved yet" if line.unresolved else "resolved"
-    if line.count > 1:
-        state = f"{line.count:,} dependencies, {line.unresolved:,} not resolved yet"
-    return _tooltip(
-        " → ".join(shortened(end, _TOOLTIP / 3) for end in ends),
-        f"{line.kind}: {state}",
-        line.outcome,
-        "closes a cycle" * line.broken,
     )
 
 
@@ -384,7 +383,7 @@ def _style() -> Markup:
     return Markup(text)
 
 
-def _heading(outline: Outline, available: int) -> tuple[list[Markup], int]:
+def _heading(outline: layout.Outline, available: int) -> tuple[list[Markup], int]:
     """Return title, numbers, remarks and legend, and the position at which the drawing begins."""
     graph, y = outline.graph, _MARGIN + 10
     found = [
@@ -407,7 +406,7 @@ def _heading(outline: Outline, available: int) -> tuple[list[Markup], int]:
     return found, y + _ROW + 8
 
 
-def _legend(outline: Outline) -> Iterator[tuple[list[Markup], int, str]]:
+def _legend(outline: layout.Outline) -> Iterator[tuple[list[Markup], int, str]]:
     """Yield the signs that occur, with their widths and texts; the middle is on the line y = 0."""
     counts = Counter(node.status for node in outline.graph.nodes)
     for status in Status:
@@ -432,7 +431,9 @@ def _legend(outline: Outline) -> Iterator[tuple[list[Markup], int, str]]:
         yield [broken], 34, "closes a cycle"
 
 
-def _body(outline: Outline, drawing: Drawing, width: int, height: int) -> Iterator[Markup]:
+def _body(
+    outline: layout.Outline, drawing: layout.Drawing, width: int, height: int
+) -> Iterator[Markup]:
     if not outline.boxes:
         yield _text(0, 10, "There is nothing to draw.", _LABEL, "quiet")
     for path, (corner, size) in sorted(drawing.frames.items()):
@@ -445,3 +446,96 @@ def _body(outline: Outline, drawing: Drawing, width: int, height: int) -> Iterat
         yield _line(outline, line, points, downwards=drawing.downwards)
     for place, box in enumerate(outline.boxes):
         yield _box(box, drawing.boxes[place], width, height)
+
+
+# Diagrams as Mermaid flowcharts, within what Mermaid draws by default.
+
+# The defaults of Mermaid's settings maxEdges and maxTextSize.
+MOST_EDGES = 500
+MOST_CHARACTERS = 50_000
+# All except letters, digits and plain signs, and characters that begin a list in Markdown.
+_MEANING = re.compile(r"[^\w \-.,:/()×…→·–]|[-.)](?= )")
+_ARROWS = {"MUST_SUCCEED": "-->", "MUST_FINISH": "-.->", "MUST_FAIL": "--x"}
+# Characters of links that are not percent-encoded, beside letters and digits.
+_IN_LINKS = "~/:?#[]@!$&()*+,=%"
+# Columns of a label.
+_MERMAID_LABEL = 48
+
+
+def as_mermaid(diagram: Diagram) -> str:
+    """Return a flowchart with a class for each status and a subgraph for each sub-workflow.
+
+    ``-->`` is MUST_SUCCEED, ``-.->`` MUST_FINISH, ``--x`` MUST_FAIL. Ids are numbered, and every
+    special character of a label is written as its number. Links are omitted if they would exceed
+    the size limit.
+    """
+    outline = layout.outlined(diagram, MOST_EDGES)
+    lines = [*_head(outline), *_boxes(outline), *_lines(outline), *_classes(outline)]
+    links = [
+        f'  click n{place} href "{quote(link, safe=_IN_LINKS)}"'
+        for place, box in enumerate(outline.boxes)
+        if box.alone and (link := safe_link(box.nodes[0].href))
+    ]
+    fits = sum(map(len, lines + links)) + len(lines + links) <= MOST_CHARACTERS
+    return "\n".join(lines + links if fits else lines) + "\n"
+
+
+def _head(outline: layout.Outline) -> Iterator[str]:
+    # A JSON string is also YAML. Characters that have a meaning in Mermaid are written as numbers.
+    title = json.dumps(shortened(outline.graph.title, 120))
+    title = "".join(f"\\u{ord(c):04x}" if c in "<>&%{}#`" else c for c in title)
+    pairs = [(line.source, line.target) for line in outline.lines if not line.broken]
+    layers = max(longest_paths(len(outline.boxes), pairs)[1], default=0) + 1
+    rightwards = layers <= 8 or len(outline.boxes) > 3 * layers
+    yield from ("---", f"title: {title}", "---", f"flowchart {'LR' if rightwards else 'TB'}")
+    for comment in (outline.graph.summary, *outline.remarks):
+        yield f"  %% {_encoded(shortened(comment, 160))}"
+
+
+def _boxes(outline: layout.Outline) -> Iterator[str]:
+    """Yield a line for each box, indented inside the subgraphs of its sub-workflows; every subgraph
+    is opened once.
+    """
+    number = 0
+    path: tuple[str, ...] = ()
+    for place, box in sorted(enumerate(outline.boxes), key=lambda pair: (pair[1].group, pair[0])):
+        kept = 0
+        while kept < min(len(path), len(box.group)) and path[kept] == box.group[kept]:
+            kept += 1
+        yield from ("  " * depth + "end" for depth in range(len(path), kept, -1))
+        for depth in range(kept, len(box.group)):
+            number += 1
+            title = _encoded(shortened(clean(box.group[depth]), _MERMAID_LABEL))
+            yield f'{"  " * (depth + 1)}subgraph g{number}["{title}"]'
+        path = box.group
+        below = " · ".join(part for part in (box.status, box.duration) if part)
+        below = below if box.alone else summed_up(box.counts)
+        words = f"{_encoded(shortened(box.label, _MERMAID_LABEL))}<br/>{_encoded(below)}"
+        yield f'{"  " * (len(path) + 1)}n{place}["{words}"]:::{box.status.lower()}'
+    yield from ("  " * depth + "end" for depth in range(len(path), 0, -1))
+
+
+def _lines(outline: layout.Outline) -> Iterator[str]:
+    for line in outline.lines:
+        label = "closes a cycle" if line.broken else f"{line.count:,}" if line.count > 1 else ""
+        arrow = _ARROWS[line.kind] + (f"|{label}|" if label else "")
+        yield f"  n{line.source} {arrow} n{line.target}"
+    for name, width in (("critical", 3), ("broken", 2)):
+        these = [str(at) for at, line in enumerate(outline.lines) if getattr(line, name)]
+        if these:
+            yield f"  linkStyle {','.join(these)} stroke:{LIGHT[name]},stroke-width:{width}px"
+
+
+def _classes(outline: layout.Outline) -> Iterator[str]:
+    for status in sorted({box.status for box in outline.boxes}):
+        style = STYLES[status]
+        colors = f"fill:{style.soft},stroke:{style.strong},color:{style.text}"
+        yield f"  classDef {status.lower()} {colors}"
+    critical = [f"n{place}" for place, box in enumerate(outline.boxes) if box.critical]
+    if critical:
+        yield f"  classDef critical stroke:{LIGHT['critical']},stroke-width:3px"
+        yield f"  class {','.join(critical)} critical"
+
+
+def _encoded(text: str) -> str:
+    return _MEANING.sub(lambda found: f"#{ord(found[0])};", text)
