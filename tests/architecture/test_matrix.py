@@ -250,6 +250,20 @@ def test_a_run_has_its_servers_and_none_of_the_variables_of_its_caller(
     assert repetitions.repetitions(4, least=3) == 3
 
 
+def test_a_run_that_repeats_less_draws_every_case_within_some_days(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(repetitions.VARIABLE, raising=False)
+    assert repetitions.drawn("abcdefghij") == [*"abcdefghij"]
+    monkeypatch.setenv(repetitions.VARIABLE, repetitions.FEW)
+    assert repetitions.drawn("abc") == [*"abc"]
+    seen = list[str]()
+    for day in range(repetitions.SHARE):
+        monkeypatch.setattr(repetitions, "DAY", day)
+        seen += repetitions.drawn("abcdefghij")
+    assert sorted(seen) == [*"abcdefghij"]
+
+
 MEETS = """
 sys.path.insert(0, ".")
 from tests.waiting import until

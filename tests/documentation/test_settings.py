@@ -126,13 +126,13 @@ class Project:
     """A new project with the Celery application of the page "Install"."""
 
     def __init__(self, folder: Path) -> None:
-        for command in (
-            ["startproject", "shop", folder],
-            ["startapp", "accounts", folder / "accounts"],
-            ["startapp", "reports", folder / "reports"],
+        for command, name, place in (
+            ("startproject", "shop", folder),
+            ("startapp", "accounts", folder / "accounts"),
+            ("startapp", "reports", folder / "reports"),
         ):
-            Path(command[-1]).mkdir(exist_ok=True)
-            call_command(*map(str, command))
+            place.mkdir(exist_ok=True)
+            call_command(command, name, str(place))
         for block in blocks(INSTALL):
             for name in _CELERY_FILES:
                 if block.text.startswith(name):

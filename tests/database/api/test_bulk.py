@@ -146,7 +146,8 @@ def test_a_thousand_tasks_cost_as_many_statements_as_ten(acme: ApiClient) -> Non
 def test_items_with_keys_cost_as_many_statements_as_one(acme: ApiClient, name: str) -> None:
     def sent(first: int, number: int) -> tuple[list[int], int]:
         numbers = range(first, first + number)
-        items = [call(n, **{name: f"{name}-{n}"}) for n in numbers]
+        keys: list[dict[str, Any]] = [{name: f"{name}-{n}"} for n in numbers]
+        items = [call(n, **key) for n, key in zip(numbers, keys, strict=True)]
         with CaptureQueriesContext(connection) as queries:
             answer = acme.post("/tasks/bulk", {"items": items}).json()
         return [one["status"] for one in answer["data"]], len(queries)

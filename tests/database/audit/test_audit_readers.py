@@ -134,30 +134,32 @@ def _named_objects(slug: str) -> dict[str, str]:
     return {**dict.fromkeys(audit.NAMED, name), "tenant": slug}
 
 
-@pytest.mark.parametrize("object_type", sorted(audit.NAMED))
-def test_an_object_is_found_by_its_name(ann: Client, api: None, object_type: str) -> None:
+def test_an_object_is_found_by_its_name(ann: Client, api: None, subtests: pytest.Subtests) -> None:
     names, others = _named_objects("acme"), _named_objects("globex")
     assert set(names) == set(audit.NAMED)
-    for term, tenant in ((names[object_type], "acme"), (others[object_type], "globex")):
-        (model, column) = audit.NAMED[object_type]
-        (row,) = model._default_manager.filter(**{column: term})
-        expected = set(
-            AuditEntry.objects.of_object(object_type, row.pk).values_list("pk", flat=True)
-        )
-        assert expected
-        listed = ann.get(list_of("auditentry"), {"q": term}).context["cl"].result_list
-        by_command = {entry["id"] for entry in json_of("audit", "--object", term)}
-        client = a_client(Tenant.objects.get(slug=tenant))
-        query = {"object_id": term, "object_type": object_type}
-        by_api = {
-            one["audit_id"] for one in client.get("/audit?" + urlencode(query)).json()["data"]
-        }
-        for found in ({one.pk for one in listed}, by_command):
-            assert expected <= found
-            entries = AuditEntry.objects.filter(pk__in=found).select_related("tenant")
-            assert {entry.tenant and entry.tenant.slug for entry in entries} == {tenant}
-        # A key of the tenant does not see how operators assign staff users.
-        assert by_api == (expected if object_type != "tenant" else set())
+    for object_type in sorted(audit.NAMED):
+        with subtests.test(object_type):
+            _assert_found(ann, object_type, names[object_type], "acme")
+            _assert_found(ann, object_type, others[object_type], "globex")
+
+
+def _assert_found(ann: Client, object_type: str, term: str, tenant: str) -> None:
+    """Check that each interface finds the entries of the object with this name, and no others."""
+    (model, column) = audit.NAMED[object_type]
+    (row,) = model._default_manager.filter(**{column: term})
+    expected = set(AuditEntry.objects.of_object(object_type, row.pk).values_list("pk", flat=True))
+    assert expected
+    listed = ann.get(list_of("auditentry"), {"q": term}).context["cl"].result_list
+    by_command = {entry["id"] for entry in json_of("audit", "--object", term)}
+    client = a_client(Tenant.objects.get(slug=tenant))
+    query = {"object_id": term, "object_type": object_type}
+    by_api = {one["audit_id"] for one in client.get("/audit?" + urlencode(query)).json()["data"]}
+    for found in ({one.pk for one in listed}, by_command):
+        assert expected <= found
+        entries = AuditEntry.objects.filter(pk__in=found).select_related("tenant")
+        assert {entry.tenant and entry.tenant.slug for entry in entries} == {tenant}
+    # A key of the tenant does not see how operators assign staff users.
+    assert by_api == (expected if object_type != "tenant" else set())
 
 
 def test_a_set_is_found_by_the_id_of_each_of_its_objects(ann: Client) -> None:

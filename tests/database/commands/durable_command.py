@@ -48,7 +48,7 @@ def durable(*words: object) -> Answer:
     code = 0
     try:
         command = Command()
-        command.create_parser = _parser  # type: ignore[method-assign, assignment]
+        command.create_parser = _parser  # type: ignore[method-assign]
         call_command(command, *map(str, words), stdout=out, stderr=err)
     except CommandError as refused:
         err.write(str(refused))

@@ -49,7 +49,7 @@ def right() -> tuple[int, str]:
 def wrong() -> str:
     """Call each form with an argument of another type, or one too many."""
     build.delay(5)  # type: ignore[arg-type]
-    plain.schedule(1, 2)  # type: ignore[call-arg]
+    plain.schedule(1, 2)  # type: ignore[call-overload]
     bound.delay(3)  # type: ignore[arg-type]
     report(5)  # type: ignore[arg-type]
     recurring("x", cron=5)  # type: ignore[arg-type]
