@@ -213,6 +213,13 @@ def _a_task_with_a_free_and_one_with_a_taken_key() -> Act:
     return lambda: [inserts.create(one) for one in new]
 
 
+@of("states.inserts._insert_free", "states.inserts._insert_unless_taken")
+def _tasks_with_keys_of_which_one_was_taken_meanwhile() -> Act:
+    a_task(Status.RUNNING, key="taken")
+    new = [_new(1, key="free"), _new(2, key="taken"), _new(3, unique_key="free")]
+    return lambda: len(inserts.create_free(new))
+
+
 @of("states.inserts._insert_row", "states.inserts._insert_unless_taken")
 def _tasks_that_are_read_back() -> Act:
     a_task(Status.QUEUED, unique_key="taken")
