@@ -31,15 +31,19 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.celery import (
             calls,
             filesystem,
+            project_app,
             signal_handlers,
             worker_node,
         )
         from django_durable_tasks.command.schedules import after_migrate
+        from django_durable_tasks.parent_process import end_with_parent
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
         from django_durable_tasks.tasks import key_rotation, retention  # noqa: F401 - operations
 
+        end_with_parent()
         filesystem.register()
+        project_app.make_if_missing()
         calls.install()
         _bind_ports()
         signal_handlers.connect()

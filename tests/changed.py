@@ -56,6 +56,7 @@ TABLE = (
     ("broker@redis smoke", "tests/broker/"),
     ("processes@postgresql@rabbitmq smoke", "tests/processes/"),
     ("mutants", "tests/mutants/"),
+    ("database", "contrib/database_transport/ tests/kombu_conformance/"),
     ("chaos", "tests/chaos/"),
     ("browser", "tests/browser/"),
     ("processes/test_kill_trial.py@postgresql", "tests/kill_trials/"),

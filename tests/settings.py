@@ -57,6 +57,7 @@ INSTALLED_APPS = [
     "django_durable_tasks.contrib.callbacks",
     "django_durable_tasks.contrib.notifications",
     "django_durable_tasks.contrib.beat",
+    "django_durable_tasks.contrib.database_transport",
     "tests.project",
 ]
 MIDDLEWARE = [

@@ -25,7 +25,7 @@ from typing import Any
 
 from celery import current_app, signals
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, health
 from django_durable_tasks.celery import prepared_messages, result, worker_repairs
 from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.cluster import nodes
@@ -84,6 +84,10 @@ class NodeBeat(threading.Thread):
         self._wake, self._stopping, self._draining = SimpleQueue[None](), False, False
         self._registered = self._failing = False
         self._names: Collection[str] | None = None
+        # The last poll of a scheduler, or the end of an outage of the database after it.
+        self._polled: float | None = None
+        self._health_file = health.HealthFile(kind.lower(), name, conf.settings().NODE_HEARTBEAT)
+        self._cannot_write = False
 
     def run(self) -> None:
         """Send heartbeats until `leave` is called. An outage of the database is logged once.
@@ -103,12 +107,30 @@ class NodeBeat(threading.Thread):
                         "The heartbeat of this node failed: %s. Retrying.", reason_of(error)
                     )
                 failed += 1
+            self._write_health(failed)
             pause = conf.settings().NODE_HEARTBEAT
             if failed:
                 pause = 0.0 if failed == 1 else min(pause, _RETRY_PAUSE)
             self._wait(pause)
             if self._stopping:
                 return
+
+    def _write_health(self, failed: int) -> None:
+        """Write the state for probes of this host. An error is logged once: the process works
+        without the file.
+        """
+        state = health.DRAINING if self._draining else health.RUNNING
+        if failed:
+            state = health.NO_DATABASE
+            if self._polled is not None:
+                # A scheduler does not poll during an outage, which is no reason to restart it.
+                self._polled = time.monotonic()
+        try:
+            self._health_file.write(state, self._polled)
+        except OSError as error:
+            if not self._cannot_write:
+                logger.warning("The health file of this node cannot be written: %s.", error)
+            self._cannot_write = True
 
     def _wait(self, seconds: float) -> None:
         """Wait until the next heartbeat. It follows at once if the report has become wrong, which
@@ -131,6 +153,8 @@ class NodeBeat(threading.Thread):
             nodes.register(self.node, **self.details, report=report)
             self._registered = True
         self._names = report.names
+        if report.scanned is not None:
+            self._polled = max(report.scanned, self._polled or 0.0)
 
     def _reported(self) -> NodeReport:
         """Return the report; an empty one if it raises, because a node without heartbeats loses its
@@ -160,6 +184,7 @@ class NodeBeat(threading.Thread):
         self._stopping = True
         self._wake.put(None)
         self.join(timeout=10)
+        self._health_file.remove()
         try:
             with dedicated_connection():
                 nodes.leave(self.node)

@@ -166,7 +166,8 @@ def prepares(settings: dict[str, Any]) -> bool:
     return not settings.get("DISABLE_SERVER_SIDE_CURSORS")
 
 
-def _create(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
+def open_dedicated(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
+    """Open a connection of its own to this database, with these limits; the caller closes it."""
     settings = copy.deepcopy(connections.settings[alias])
     vendor = connections[alias].vendor
     settings |= {
@@ -273,7 +274,7 @@ def dedicated_connection(patience: TimeLimits = WORK) -> Iterator[None]:
     before = connections[alias]
     key = alias, patience
     with _no_fork_meanwhile(before):
-        connections[alias] = connection = _pool.borrow(key, lambda: _create(alias, patience))
+        connections[alias] = connection = _pool.borrow(key, lambda: open_dedicated(alias, patience))
         usable = False
         try:
             yield

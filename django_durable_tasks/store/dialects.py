@@ -75,13 +75,14 @@ def text(name: str, of: str) -> str | None:
     return "\n".join(line for line in lines if not line.lstrip().startswith("--"))
 
 
-def sql(name: str) -> str:
-    """Return the statement of this name for the database of settings.DURABLE_TASKS. Raises
-    LookupError if it has none.
+def sql(name: str, of: str | None = None) -> str:
+    """Return the statement of this name for a vendor, by default that of the database of
+    settings.DURABLE_TASKS. Raises LookupError if it has none.
     """
-    found = text(name, vendor())
+    of = of or vendor()
+    found = text(name, of)
     if found is None:
-        raise LookupError(f"There is no statement {name} for {vendor()}.")
+        raise LookupError(f"There is no statement {name} for {of}.")
     return found
 
 

@@ -59,13 +59,18 @@ class Program:
     """One process with its children as a group of its own. Its output goes to a log file."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        cwd: Path = ROOT,
     ) -> None:
         self.name, self.arguments, self.log = name, list(arguments), folder / f"{name}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
-                cwd=ROOT,
+                cwd=cwd,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

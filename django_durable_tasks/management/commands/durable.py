@@ -13,7 +13,7 @@ from django.db import DatabaseError
 
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.command import fire_times, listing, queues, schedules, status, tasks
+from django_durable_tasks.command import dev, fire_times, listing, queues, schedules, status, tasks
 from django_durable_tasks.command.subcommand import (
     EXIT_CODES,
     OPTIONAL_SUBCOMMANDS,
@@ -28,6 +28,7 @@ from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 GROUPS = {
+    "development": subcommands_of(dev),
     "state": subcommands_of(status, listing),
     "tasks, workflows, dependencies": subcommands_of(tasks),
     "queues, limits, maintenance": subcommands_of(queues),

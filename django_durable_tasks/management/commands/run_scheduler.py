@@ -6,14 +6,20 @@ from __future__ import annotations
 
 import gc
 import signal
+import threading
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connections
 
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.command.processes import Child, celery_worker
 from django_durable_tasks.command.schedules import load_declarations
+from django_durable_tasks.command.subcommand import count
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.scheduler import redis_client
 from django_durable_tasks.scheduler.loop import Scheduler
@@ -28,6 +34,14 @@ from django_durable_tasks.store.errors import is_unmigrated, reason_of
 # of the tick.
 _COLLECT_AFTER = 10_000
 _PORT_MAX = 65_535
+# Seconds between two looks whether the worker has ended.
+_LOOK_INTERVAL = 1.0
+# Ctrl-C reaches the worker itself, which ends warm after the first one and cold after the second.
+_SIGNALS_TO_WORKER = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGTERM,
+    signal.SIGQUIT: signal.SIGQUIT,
+}
 # The label of the optional app that serves the metrics.
 _METRICS_APP = "durable_tasks_metrics"
 
@@ -48,6 +62,41 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+class _Worker:
+    """The worker of ``--with-worker``: ``stop_scheduler`` is called when it ends or has to end."""
+
+    def __init__(self, arguments: list[str], stop_scheduler: Callable[[], None]) -> None:
+        self._stop_scheduler = stop_scheduler
+        self._stopping = self.ended_first = False
+        self._pause = threading.Event()
+        self.child = Child("worker", arguments)
+        self._watch = threading.Thread(target=self._wait, name="durable-worker", daemon=True)
+        self._watch.start()
+
+    def _wait(self) -> None:
+        while self.child.code is None:
+            self._pause.wait(_LOOK_INTERVAL)
+        self.ended_first = not self._stopping
+        self._stop_scheduler()
+
+    def on_signal(self, number: signal.Signals, *_: object) -> None:
+        """Handle a signal of this process: pass ``number`` to the worker, and stop the
+        scheduler.
+        """
+        self._stopping = True
+        self.child.send(number)
+        self._stop_scheduler()
+
+    def end(self) -> None:
+        """Wait until the worker has finished its tasks. The platform limits how long that takes."""
+        if not self._stopping and self.child.code is None:
+            self.on_signal(signal.SIGTERM)
+        while not self.child.wait(_LOOK_INTERVAL):
+            pass
+        self._pause.set()
+        self.child.close()
+
+
 class Command(BaseCommand):
     """Run a scheduler until SIGTERM or SIGINT."""
 
@@ -66,6 +115,8 @@ class Command(BaseCommand):
             " late\n  manage.py run_scheduler --redis redis://cache:6379/3\n                       "
             "                   share the index of due rows with the other schedulers\n  manage.py"
             " run_scheduler --once          publish what is due, sweep once, and exit\n"
+            "  manage.py run_scheduler --with-worker -c 4\n                                       "
+            "   run a worker with four processes, too\n"
         )
         parser.add_argument(
             "--node-id",
@@ -90,10 +141,28 @@ class Command(BaseCommand):
             " django_durable_tasks.contrib.metrics",
         )
         parser.add_argument("--once", action="store_true", help="do one round and exit")
+        parser.add_argument(
+            "--with-worker",
+            action="store_true",
+            help="start a Celery worker too, which consumes the queues of all tasks; if one of the"
+            " two ends, the other stops and the exit code is 1",
+        )
+        parser.add_argument(
+            "-c",
+            "--concurrency",
+            type=count,
+            metavar="N",
+            help="the processes of that worker (default: CELERY_WORKER_CONCURRENCY, else the number"
+            " of processors)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         self._warn_of_declarations()
+        if options["concurrency"] and not options["with_worker"]:
+            raise CommandError("-c needs --with-worker.")
+        if options["once"] and options["with_worker"]:
+            raise CommandError("--once runs no worker: leave out --with-worker.")
         if options["redis"]:
             redis_client.use_url(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
@@ -108,6 +177,7 @@ class Command(BaseCommand):
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
+        worker = self._worker(options, scheduler) if options["with_worker"] else None
         server = self._metrics_server(options["metrics_port"])
         self.stdout.write(f"{scheduler.name} runs; stop it with Ctrl-C.")
         connections.close_all()  # the scheduler opens its own connections
@@ -116,6 +186,24 @@ class Command(BaseCommand):
         finally:
             if server is not None:
                 server.stop()
+            if worker is not None:
+                worker.end()
+        if worker is not None and worker.ended_first:
+            raise CommandError(f"The worker ended with exit code {worker.child.code}.")
+
+    def _worker(self, options: dict[str, Any], scheduler: Scheduler) -> _Worker:
+        """Start the worker. Raises CommandError if its modules of tasks cannot be imported."""
+        problem = inspect.load_tasks()
+        if problem is not None:
+            raise CommandError(f"The modules of tasks cannot be imported: {problem}")
+        node = options["node_id"].replace("@", "-")
+        name = ("-n", f"worker-of-{node}@%h") if node else ()
+        concurrency = ("-c", str(options["concurrency"])) if options["concurrency"] else ()
+        worker = _Worker(celery_worker(*name, *concurrency), scheduler.stop)
+        # Celery finishes the running tasks after SIGTERM, and interrupts them after SIGQUIT.
+        for number, sent in _SIGNALS_TO_WORKER.items():
+            signal.signal(number, partial(worker.on_signal, sent))
+        return worker
 
     def _metrics_server(self, address: tuple[str, int] | None) -> Any:
         """Start the server of ``--metrics-port``; return None without it. Raises CommandError."""

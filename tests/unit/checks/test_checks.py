@@ -476,10 +476,15 @@ app.autodiscover_tasks()
 """
 
 
-def _checked(folder: Path, settings: str = "", **files: str) -> str:
+def _checked(
+    folder: Path, settings: str = "", *, module: str = "shop_settings", **files: str
+) -> str:
     """Run Django's checks in a project with these files, and return their output."""
     apps = ["shop"] if files else []
-    (folder / "shop_settings.py").write_text(_SETTINGS % apps + settings)
+    if module == "shop.settings":
+        files = {**files, "settings": _SETTINGS % apps + settings}
+    else:
+        (folder / f"{module}.py").write_text(_SETTINGS % apps + settings)
     if files:
         (folder / "shop").mkdir()
         for name, text in files.items():
@@ -490,7 +495,7 @@ def _checked(folder: Path, settings: str = "", **files: str) -> str:
         if not name.startswith(("TEST_", "CELERY_"))
     }
     environment |= {
-        "DJANGO_SETTINGS_MODULE": "shop_settings",
+        "DJANGO_SETTINGS_MODULE": module,
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
     }
     answer = subprocess.run(
@@ -513,8 +518,17 @@ WIRED = {"__init__": "from shop.celery import app as celery_app", "celery": _CEL
 # Checks of whole projects, run as `manage.py check` runs them.
 
 
-def test_a_project_without_a_celery_application_gets_instructions(tmp_path: Path) -> None:
-    said = _checked(tmp_path)
+def test_a_project_without_a_celery_application_gets_one_from_its_settings(tmp_path: Path) -> None:
+    assert "durable_tasks.W009" in _checked(tmp_path)
+    assert "no issues" in _checked(
+        tmp_path, "CELERY_BROKER_URL = 'durable-filesystem:///var/shop'\n"
+    )
+
+
+def test_a_celery_module_that_is_not_imported_is_an_error_with_instructions(
+    tmp_path: Path,
+) -> None:
+    said = _checked(tmp_path, module="shop.settings", **{**WIRED, "__init__": ""})
     assert "durable_tasks.E007" in said
     assert "app.autodiscover_tasks()" in said
 

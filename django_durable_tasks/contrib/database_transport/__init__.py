@@ -1,0 +1,1 @@
+"""A broker in a database of Django: the transport ``durable-database://`` of Kombu."""

@@ -1,0 +1,21 @@
+"""The configuration of the optional app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DatabaseTransportConfig(AppConfig):
+    """Makes ``durable-database://`` known to Kombu, which imports the transport on first use."""
+
+    name = "django_durable_tasks.contrib.database_transport"
+    label = "durable_tasks_transport"
+    verbose_name = _("Durable tasks: broker in the database")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the transport."""
+        from kombu.transport import TRANSPORT_ALIASES
+
+        TRANSPORT_ALIASES["durable-database"] = f"{self.name}.transport:Transport"

@@ -1,0 +1,478 @@
+"""The own connection of a consumer, its lease, and the thread that renews it.
+
+A consumer holds the messages that it claimed until it acknowledges or returns them. Its lease is
+one row, which a thread renews while the process lives, however long its tasks run. If the process
+dies, another consumer finds the expired lease, returns the messages and deletes the row.
+
+The connection is not one of Django's: a claim must be committed at once, not with a transaction of
+the thread. A forked child never uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, InterfaceError, OperationalError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Exists, F, OuterRef, Q
+
+from django_durable_tasks.contrib.database_transport import routing
+from django_durable_tasks.contrib.database_transport.models import Consumer, Message, Queue
+from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.store.clock import after
+from django_durable_tasks.store.connections import WORK, open_dedicated
+from django_durable_tasks.store.dialects import POSTGRESQL, sql
+
+logger = logging.getLogger("django_durable_tasks.transport")
+
+LOST = (OperationalError, InterfaceError)
+"""Errors of a server that is away, a broken connection, a deadlock or a lock timeout."""
+UNREADABLE = 0
+"""The consumer of messages that cannot be read. They stay in the table until an operator acts."""
+# Seconds. Long enough for a restart of the server, short enough for a dead worker.
+LEASE = 30.0
+# A lease survives two failed renewals.
+_RENEWALS = 3
+# Seconds for which an acknowledgement waits for the next claim, which deletes it without a
+# transaction of its own.
+_ACKNOWLEDGE_WITHIN = 0.02
+# Seconds until the keeper tries again after an error.
+_RETRY = 1.0
+# Bits of a consumer's random id. BigIntegerField has 63.
+_ID_BITS = 62
+# Expired messages that one round deletes.
+_EXPIRED_AT_ONCE = 1000
+# Seconds that a fork waits for a statement of another thread.
+_FORK_PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many messages of a queue a channel can take now."""
+
+    queue: int
+    channel: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A claimed message."""
+
+    id: int
+    queue: int
+    rank: int
+    deliveries: int
+    body: str
+    channel: int
+
+
+class Session:
+    """The connection and the lease of one consuming connection of Kombu.
+
+    ``in_use()`` returns the names and ids of the queues that it consumes. ``missing(names)`` is
+    called for those that another process deleted.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        lease: float,
+        in_use: Callable[[], dict[str, int]],
+        missing: Callable[[list[str]], None],
+    ) -> None:
+        self.alias = alias
+        self.consumer = random.SystemRandom().getrandbits(_ID_BITS) + 1
+        self._lease, self._in_use, self._missing = lease, in_use, missing
+        self._lock = threading.RLock()
+        self._connection: BaseDatabaseWrapper | None = None
+        self._process_id = os.getpid()
+        self._acknowledged: deque[int] = deque()
+        self._attention = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._closed = False
+        self._lost_lease = False
+        self._busy = False
+        self._dropped: list[int] = []
+        _sessions.add(self)
+
+    # The connection.
+
+    @contextmanager
+    def connected(self) -> Iterator[BaseDatabaseWrapper]:
+        """Let the ORM of this thread use the own connection while the block runs.
+
+        After an error the connection is closed. The next block opens another one.
+        """
+        if os.getpid() != self._process_id:
+            raise OperationalError(
+                "The connection of a consumer was inherited by a forked process."
+            )
+        before = connections[self.alias]
+        if getattr(before, "is_in_memory_db", bool)():
+            raise ImproperlyConfigured(
+                "durable-database:// cannot consume from an in-memory SQLite database, which other"
+                " connections do not see. Use a file, or memory:// in tests."
+            )
+        with self._lock:
+            if self._connection is None:
+                self._connection = open_dedicated(self.alias, WORK)
+            connections[self.alias] = self._connection
+            try:
+                yield self._connection
+            except BaseException:
+                self._drop_connection()
+                raise
+            finally:
+                connections[self.alias] = before
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Error):
+                connection.close()
+
+    # The lease.
+
+    def open(self) -> None:
+        """Store the lease, and start the thread that renews it."""
+        if self._keeper is not None:
+            return
+        with self.connected():
+            self._renew()
+        self._keeper = threading.Thread(
+            target=self._keep, name=f"durable-transport-{self.alias}", daemon=True
+        )
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Delete what was acknowledged and the lease; returns every message that is still held."""
+        if os.getpid() != self._process_id:
+            return
+        self._closed = True
+        self._attention.set()
+        if self._keeper is None and not self._acknowledged:
+            with self._lock:
+                self._drop_connection()
+            return
+        try:
+            with self.connected():
+                self.flush()
+                if self._keeper is not None:
+                    with transaction.atomic(using=self.alias):
+                        self._release_of([self.consumer])
+        except LOST as error:
+            logger.warning(
+                "The messages of this consumer return at the end of its lease (%s): %s",
+                type(error).__name__,
+                error,
+            )
+        finally:
+            with self._lock:
+                self._drop_connection()
+
+    def _renew(self) -> None:
+        mine = Consumer.objects.using(self.alias).filter(pk=self.consumer)
+        if mine.update(expires_at=after(self._lease)):
+            return
+        if self._keeper is not None:
+            self._lost_lease = True
+            logger.warning(
+                "The lease of this consumer had expired, and its messages were returned to their"
+                " queues. The process was stopped, or could not reach the database, for %g s.",
+                self._lease,
+            )
+        Consumer.objects.using(self.alias).create(
+            pk=self.consumer,
+            expires_at=after(self._lease),
+            hostname=socket.gethostname()[:255],
+            process_id=os.getpid(),
+        )
+
+    def _keep(self) -> None:
+        """Renew the lease, delete acknowledged messages and reap until the session is closed."""
+        interval = self._lease / _RENEWALS
+        next_round = time.monotonic()
+        while not self._closed:
+            self._attention.wait(max(0.0, next_round - time.monotonic()))
+            self._attention.clear()
+            try:
+                if self._acknowledged:
+                    threading.Event().wait(_ACKNOWLEDGE_WITHIN)
+                    with self.connected():
+                        self.flush()
+                if time.monotonic() >= next_round and not self._closed:
+                    with self.connected():
+                        self._round()
+                    next_round = time.monotonic() + interval * random.uniform(0.9, 1.0)
+            except LOST as error:
+                logger.debug("The lease could not be renewed: %s", error)
+                next_round = time.monotonic() + _RETRY
+            except Exception:
+                logger.exception("The lease could not be renewed.")
+                next_round = time.monotonic() + _RETRY
+
+    def _round(self) -> None:
+        if self._closed:
+            return
+        self._renew()
+        used = self._in_use()
+        if used:
+            expiring = Queue.objects.using(self.alias).filter(
+                Q(unused_until__isnull=False) | Q(auto_delete=True), pk__in=used.values()
+            )
+            expiring.exclude(consumer=self.consumer).update(consumer=self.consumer)
+            stored = set(
+                Queue.objects.using(self.alias)
+                .filter(pk__in=used.values())
+                .values_list("pk", flat=True)
+            )
+            if lost := [name for name, pk in used.items() if pk not in stored]:
+                self._missing(lost)
+        self._reap()
+
+    # Reaping: any consumer does it for all.
+
+    def _reap(self) -> None:
+        features = connections[self.alias].features
+        with transaction.atomic(using=self.alias):
+            expired = Consumer.objects.using(self.alias).filter(expires_at__lt=DatabaseNow())
+            skip = features.has_select_for_update_skip_locked
+            dead = list(expired.select_for_update(skip_locked=skip).values_list("pk", flat=True))
+            if dead:
+                number = self._release_of(dead)
+                logger.warning(
+                    "%d consumers did not renew their leases: %d messages returned to their queues",
+                    len(dead),
+                    number,
+                )
+        expired_messages = Message.objects.using(self.alias).filter(
+            expires_at__lt=DatabaseNow(), consumer__isnull=True
+        )
+        ids = list(expired_messages.values_list("pk", flat=True)[:_EXPIRED_AT_ONCE])
+        if ids:
+            expired_messages.filter(pk__in=ids).delete()
+        # A message may have been inserted while its queue was deleted; the next round finds it.
+        again, self._dropped = self._dropped, routing.expired_queues(self.alias)
+        routing.drop_queues(self.alias, self._dropped)
+        if again:
+            Message.objects.using(self.alias).filter(queue__in=again).delete()
+
+    def _release_of(self, consumers: Sequence[int]) -> int:
+        # First without locks: on MySQL and MariaDB an UPDATE by an unindexed column would wait for
+        # the uncommitted messages of every caller.
+        messages = Message.objects.using(self.alias).filter(consumer__in=consumers)
+        ids = list(messages.values_list("pk", flat=True))
+        number = messages.filter(pk__in=ids).update(consumer=None) if ids else 0
+        Consumer.objects.using(self.alias).filter(pk__in=consumers).delete()
+        return number
+
+    # Messages.
+
+    def acknowledge(self, message: int) -> None:
+        """Delete a message with the next claim, or within 20 ms.
+
+        After the session was closed, its messages have returned to their queues; one that no
+        other consumer has claimed yet is deleted at once.
+        """
+        self._acknowledged.append(message)
+        if not self._closed:
+            self._attention.set()
+            return
+        try:
+            with self.connected():
+                self.flush()
+        except LOST as error:
+            logger.warning("Message %d is delivered again: %s", message, error)
+        finally:
+            with self._lock:
+                self._drop_connection()
+
+    def _take_acknowledged(self) -> list[int]:
+        taken = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._acknowledged.popleft())
+        return taken
+
+    def flush(self) -> None:
+        """Delete what was acknowledged. One that was returned meanwhile is deleted as well, unless
+        another consumer has it.
+        """
+        taken = self._take_acknowledged()
+        if not taken:
+            return
+        try:
+            held = Q(consumer=self.consumer) | Q(consumer__isnull=True)
+            Message.objects.using(self.alias).filter(held, pk__in=taken).delete()
+        except BaseException:
+            self._acknowledged.extendleft(reversed(taken))
+            raise
+
+    def give_back(self, messages: Sequence[int]) -> None:
+        """Return held messages to their queues, at their old places."""
+        if messages:
+            with self.connected():
+                Message.objects.using(self.alias).filter(
+                    pk__in=messages, consumer=self.consumer
+                ).update(consumer=None)
+
+    def put_aside(self, message: int) -> None:
+        """Keep a message that cannot be read, and deliver it to no one."""
+        with self.connected():
+            Message.objects.using(self.alias).filter(pk=message, consumer=self.consumer).update(
+                consumer=UNREADABLE
+            )
+
+    def claim(self, wanted: Sequence[Wanted]) -> list[Claimed]:
+        """Claim ready messages, the highest priority and then the oldest first.
+
+        An idle poll is one statement for all queues, which writes nothing.
+        """
+        self.open()
+        with self.connected() as connection:
+            if self._lost_lease:
+                self._lost_lease = False
+                self.flush()
+            taken = self._take_acknowledged()
+            try:
+                if connection.vendor == POSTGRESQL:
+                    rows = self._claim_on_postgresql(connection, wanted, taken)
+                else:
+                    rows = self._claim(connection, wanted, taken)
+            except BaseException:
+                self._acknowledged.extendleft(reversed(taken))
+                raise
+        self._busy = bool(rows)
+        return sorted(rows, key=lambda row: (row.rank, row.id))
+
+    def _claim_on_postgresql(
+        self, connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], acknowledged: list[int]
+    ) -> list[Claimed]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                sql("transport_claim", POSTGRESQL),
+                {
+                    "acknowledged": acknowledged,
+                    "consumer": self.consumer,
+                    "queues": [one.queue for one in wanted],
+                    "channels": [one.channel for one in wanted],
+                    "limits": [one.limit for one in wanted],
+                },
+            )
+            return [
+                Claimed(pk, queue, rank, deliveries, body, channel)
+                for pk, queue, rank, deliveries, body, channel in cursor.fetchall()
+            ]
+
+    def _claim(
+        self, connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], acknowledged: list[int]
+    ) -> list[Claimed]:
+        ready = {one.queue for one in wanted}
+        if not self._busy and not acknowledged:
+            available = Message.objects.using(self.alias).filter(
+                Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
+                queue=OuterRef("pk"),
+                consumer__isnull=True,
+            )
+            queues = Queue.objects.using(self.alias).filter(Exists(available), pk__in=ready)
+            ready = set(queues.values_list("pk", flat=True))
+            if not ready:
+                return []
+        with transaction.atomic(using=self.alias):
+            # A write first: SQLite in its deferred mode could not begin to write after a read. It
+            # also excludes that this consumer is declared dead meanwhile.
+            mine = Consumer.objects.using(self.alias).filter(
+                pk=self.consumer, expires_at__gt=DatabaseNow()
+            )
+            alive = mine.update(expires_at=after(self._lease))
+            if acknowledged:
+                Message.objects.using(self.alias).filter(
+                    pk__in=acknowledged, consumer=self.consumer
+                ).delete()
+            rows = self._lock_ready(connection, wanted, ready) if alive else []
+            Message.objects.using(self.alias).filter(pk__in=[row.id for row in rows]).update(
+                consumer=self.consumer, deliveries=F("deliveries") + 1
+            )
+        return rows
+
+    def _lock_ready(
+        self, connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], ready: set[int]
+    ) -> list[Claimed]:
+        skip = connection.features.has_select_for_update_skip_locked
+        candidates: dict[int, list[Claimed]] = {}
+        limits: dict[int, int] = {}
+        seen = set[int]()
+        for one in wanted:
+            if one.queue not in ready:
+                continue
+            limits[one.channel] = max(one.limit, limits.get(one.channel, 0))
+            rows = (
+                routing.ready_messages(self.alias, one.queue)
+                .order_by("rank", "pk")
+                .select_for_update(skip_locked=skip)
+                .values_list("pk", "queue", "rank", "deliveries", "body")[: one.limit]
+            )
+            found = [
+                Claimed(pk, queue, rank, deliveries + 1, body, one.channel)
+                for pk, queue, rank, deliveries, body in rows
+                if pk not in seen
+            ]
+            seen.update(row.id for row in found)
+            candidates.setdefault(one.channel, []).extend(found)
+        return [
+            row
+            for channel, rows in candidates.items()
+            for row in sorted(rows, key=lambda row: (row.rank, row.id))[: limits[channel]]
+        ]
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_held_for_fork: list[Session] = []
+_inherited: list[Any] = []
+"""Connections of the parent process. They are kept, because a driver that closes one in a child
+may end the session of the parent.
+"""
+
+
+def _before_fork() -> None:
+    """Wait until no thread is within a statement. SQLite's connections are also closed: a child
+    that inherits one may corrupt its locks (SQLite: How To Corrupt, 2.6).
+    """
+    for session in list(_sessions):
+        if session._lock.acquire(timeout=_FORK_PATIENCE):
+            _held_for_fork.append(session)
+            if session._connection is not None and session._connection.vendor == "sqlite":
+                session._drop_connection()
+
+
+def _after_fork_in_parent() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop()._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session._lock = threading.RLock()
+        if session._connection is not None:
+            _inherited.append(session._connection)
+            session._connection = None
+    _sessions.clear()
+    _held_for_fork.clear()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
