@@ -14,7 +14,7 @@ import redis
 from kombu import Connection
 from psycopg import sql
 
-BROKERS = ("redis", "rabbitmq")
+BROKERS = ("redis", "rabbitmq", "database")
 MARK = "durable-benchmarks"
 DEFAULTS = {
     "postgresql": "postgresql://postgres@127.0.0.1:5432/postgres",
@@ -48,7 +48,8 @@ class Servers:
 
     def broker(self, name: str) -> str:
         """Return the address of a broker."""
-        return {"redis": self.redis, "rabbitmq": self.rabbitmq}[name]
+        own = "durable-database://default"
+        return {"redis": self.redis, "rabbitmq": self.rabbitmq, "database": own}[name]
 
     def database(self, name: str) -> str:
         """Return the address of a database of this run."""
@@ -75,6 +76,8 @@ class Servers:
 
     def clear_broker(self, name: str) -> None:
         """Delete the messages and queues of this run from a broker."""
+        if name == "database":
+            return  # the database is made anew
         if name == "redis":
             with redis.Redis.from_url(self.redis) as client:
                 client.flushdb()
@@ -129,7 +132,9 @@ def servers_for_a_run(postgresql: str, redis_url: str, rabbitmq: str) -> Iterato
 
 
 def depth(servers: Servers, broker: str, queue: str) -> int:
-    """Return the number of messages in a queue."""
+    """Return the number of messages in a queue. Tasks in their own database have none."""
+    if broker == "database":
+        return 0
     if broker == "redis":
         with redis.Redis.from_url(servers.redis) as client:
             # Kombu uses one list per priority, named after the queue.

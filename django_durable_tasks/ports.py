@@ -211,6 +211,15 @@ schedule_zone: ScheduleZone = _Unbound()
 apply_requests: ApplyRequests = _Unbound()
 traces: Traces | None = None
 """None unless TRACES is set."""
+
+
+def takes_tasks() -> bool:
+    """Return whether workers take due tasks from the database themselves, so that nothing is
+    published for them. ``contrib.database_transport`` replaces this function.
+    """
+    return False
+
+
 quotas: Quotas | None = None
 """None without ``contrib.api``."""
 tenants_of: Callable[[Any], frozenset[int] | None] | None = None
@@ -223,6 +232,11 @@ def bind_traces(given: Traces | None) -> None:
     """Assign ``traces``; called in ``AppConfig.ready()``."""
     global traces
     traces = given
+
+
+def bind_takes_tasks(given: Callable[[], bool]) -> None:
+    """Assign ``takes_tasks``; called in ``AppConfig.ready()``."""
+    globals()["takes_tasks"] = given
 
 
 def bind_tenants(given: Quotas, tenants_of_user: Callable[[Any], frozenset[int] | None]) -> None:

@@ -45,6 +45,8 @@ def broker_settings(broker: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the broker's address and its transport options."""
     if broker == "filesystem":
         return "durable-filesystem://", {"data_folder": str(folder / "messages")}
+    if broker == "database":
+        return "durable-database://default", {"lease": 6}
     if broker == "memory":
         return "memory://", {"polling_interval": 0.01}
     if broker == "redis" and not urlsplit(address("redis")).path.strip("/"):

@@ -29,7 +29,7 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import endings, worker_node, worker_repairs
 from django_durable_tasks.celery.endings import outcome_of_result, picklable, raisable, text_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.prepared_messages import Envelope, parse
+from django_durable_tasks.celery.prepared_messages import RUN_HEADER, Envelope, parse
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.dependencies.references import MASKED, REFERS
@@ -101,6 +101,7 @@ def of_row(request: Any, live: LiveRun) -> Iterator[None]:
     }
     request.update(id=task_id, root_id=task_id, args=live.args, kwargs=live.kwargs)
     request.headers = {**(request.headers or {}), **(headers or {})}
+    request.headers.pop(RUN_HEADER, None)
     if headers:
         kind = type(request)
         request.update({name: value for name, value in headers.items() if not hasattr(kind, name)})
@@ -247,9 +248,14 @@ def run_body(
 
 
 def open_run(task: Any, envelope: Envelope) -> LiveRun:
-    """Start the run of this message; raises Ignore if it is refused."""
+    """Start the run of this message, unless the worker started it when it took the task; raises
+    Ignore if it is refused.
+    """
     options: TaskOptions = task.durable_options
     lease = options.lease or conf.settings().LEASE
+    taken = run_of_request(task.request)
+    if taken is not None:
+        return _live(taken, options, lease, worker_node.place(lease).worker, eager=False)
     eager = bool(task.request.is_eager)
     place = worker_node.place(lease, () if eager else worker_repairs.batch_names_of(task.request))
     try:
@@ -273,9 +279,18 @@ def open_run(task: Any, envelope: Envelope) -> LiveRun:
             extra={"durable_refusal": str(opened)},
         )
         raise Ignore(f"The message was refused: {opened}.")
-    timeout = opened.options.get("timeout", options.timeout)
-    lease = opened.options.get("lease", lease)
-    return LiveRun(opened, lease=lease, timeout=timeout, worker=place.worker, eager=eager)
+    return _live(opened, options, lease, place.worker, eager=eager)
+
+
+def run_of_request(request: Any) -> Run | None:
+    """Return the run of this request if the worker took its task; None for other messages."""
+    run = getattr(request, RUN_HEADER, None)
+    return run if isinstance(run, Run) else None
+
+
+def _live(run: Run, options: TaskOptions, lease: float, worker: str, *, eager: bool) -> LiveRun:
+    timeout, lease = run.options.get("timeout", options.timeout), run.options.get("lease", lease)
+    return LiveRun(run, lease=lease, timeout=timeout, worker=worker, eager=eager)
 
 
 def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Run | Refusal:

@@ -26,6 +26,10 @@ from django_durable_tasks.ports import TaskMessage
 HEADER = "durable_message"
 IDEMPOTENCY_HEADER = "durable_idempotency_key"
 BATCH_HEADER = "durable_batch"
+RUN_HEADER = "durable_run"
+"""The header with the ``Run`` of a task that this worker took from the database. Its message exists
+in the worker only: no broker can deliver an object of this type.
+"""
 _BATCH_ID = re.compile(r"batch\.([0-9a-f]{12})", re.ASCII)
 # Other publishers may send any id. Only ids of this form are logged and stored.
 _SPELLING = re.compile(

@@ -26,7 +26,13 @@ from django_durable_tasks.celery import batch_runs, endings, gate, worker_repair
 from django_durable_tasks.celery.endings import outcome_of, outcome_of_result, text_of
 from django_durable_tasks.celery.gate import state_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.prepared_messages import HEADER, Envelope, batch_token, parse
+from django_durable_tasks.celery.prepared_messages import (
+    HEADER,
+    RUN_HEADER,
+    Envelope,
+    batch_token,
+    parse,
+)
 from django_durable_tasks.celery.result import described
 from django_durable_tasks.celery.worker_node import in_pool_child, place
 from django_durable_tasks.exceptions import EndingNotRecorded
@@ -101,6 +107,9 @@ def on_revoked(
         error = "Revoked and terminated."
         outcome = Outcome(kind=EndingKind.REVOKED, error=error, error_type="Revoked")
         _record_in_parent(envelope, outcome)
+        return
+    if RUN_HEADER in getattr(request, "request_dict", {}):  # the worker started it, no child did
+        _record_in_parent(envelope, Outcome(kind=EndingKind.REVOKED, error="Revoked."))
         return
 
     def write() -> None:

@@ -58,6 +58,8 @@ class _ThisProcess:
     worker_pid: int | None = None
     is_pool_child: bool = False
     beat: NodeBeat | None = None
+    consumer: Any = None
+    """Of the parent process of a worker that is ready."""
 
 
 class NodeBeat(threading.Thread):
@@ -315,6 +317,29 @@ def place(lease: float, queues: tuple[str, ...] = ()) -> RunLocation:
     return RunLocation(node=_ThisProcess.node, worker=_ThisProcess.name, lease=lease, queues=queues)
 
 
+def names_in_use() -> Collection[str]:
+    """Return the names of the tasks for which this worker accepts messages."""
+    consumer = _ThisProcess.consumer
+    return () if consumer is None else consumer.strategies
+
+
+def free_processes(but: Collection[str] = ()) -> int:
+    """Return how many processes of the pool of this worker are free: 0 if it is not ready.
+
+    Those of received messages that wait for a process count as busy. ``but``: the Celery ids of
+    messages that the worker holds and may not yet count.
+    """
+    consumer = _ThisProcess.consumer
+    if consumer is None:
+        return 0
+    try:
+        busy = {request.id for request in consumer.controller.state.reserved_requests}
+    except RuntimeError:  # a thread of the pool changed the set: it wakes the consumer, too
+        return 0
+    size = int(getattr(consumer.pool, "num_processes", 0) or 1)
+    return max(0, size - len(busy.union(but)))
+
+
 def in_pool_child() -> bool:
     """Return whether this process is a child of a prefork pool. Its parent records its death."""
     return _ThisProcess.is_pool_child
@@ -352,10 +377,12 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
         queues=queues,
     )
     _ThisProcess.beat.start()
+    _ThisProcess.consumer = sender
 
 
 def on_worker_shutting_down(**_: Any) -> None:
     """Drain the node. Called in a signal handler; the worker still finishes its runs."""
+    _ThisProcess.consumer = None
     if _ThisProcess.beat is not None:
         _ThisProcess.beat.drain()
 
@@ -370,6 +397,8 @@ def on_worker_shutdown(**_: Any) -> None:
 def on_pool_child(**_: Any) -> None:
     """Detect a prefork child. The solo pool sends the signal too, but in the same process."""
     _ThisProcess.is_pool_child, _ThisProcess.beat = os.getpid() != _ThisProcess.worker_pid, None
+    if _ThisProcess.is_pool_child:
+        _ThisProcess.consumer = None
 
 
 def connect() -> None:

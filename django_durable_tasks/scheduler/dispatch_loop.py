@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 
+from django_durable_tasks import ports
 from django_durable_tasks.celery import broker_outage, publisher
 from django_durable_tasks.celery.publisher import Dispatched
 from django_durable_tasks.conf import settings
@@ -351,7 +352,7 @@ class DispatchLoop:
             self._clock = clock.read_clock()
             now = self._clock.database_time
             soon = now + timedelta(seconds=max(settings().LOOKAHEAD, 2 * settings().POLL))
-            coming = read_heads(soon)
+            coming = [] if ports.takes_tasks() else read_heads(soon)
             self._batches.read(now)
             self._failed_queues &= {head.queue for head in coming}
             self._next_heads = [head.at for head in coming if head.at > now]

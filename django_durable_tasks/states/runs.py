@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, When
 from django.db.models.functions import Cast
@@ -15,22 +16,30 @@ from django_durable_tasks.choices import TERMINAL, LogStatus, Status
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.states import attempt_log
+from django_durable_tasks.states import attempt_log, claims
 from django_durable_tasks.states.attempt_log import AttemptResult
-from django_durable_tasks.states.claims import RUN_COLUMNS, Unstarted, run_of
+from django_durable_tasks.states.claims import (
+    RUN_COLUMNS,
+    ClaimedTask,
+    Unstarted,
+    run_of,
+    started_runs,
+)
+from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.states.guarded_update import (
     CLOSED,
     NO_OWNER,
     announce,
     locked,
     matches_epochs,
+    move,
     record_endings,
     transaction_of_successes,
 )
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.store.clock import after, aware
 from django_durable_tasks.store.dialects import POSTGRESQL, SQLITE, sql, verb
-from django_durable_tasks.store.tables import atomic, count, read, tasks
+from django_durable_tasks.store.tables import atomic, count, database, read, tasks
 from django_durable_tasks.task_values import Run, RunLocation
 
 
@@ -121,6 +130,136 @@ def _start_in_one_statement(
     if run[0] is not None:
         return run_of(run)
     return None if seen[0] is None else Unstarted._make(seen)
+
+
+class ClaimedStart(NamedTuple):
+    """A start of a claimed task, by the process that claimed it. ``lease`` is in seconds."""
+
+    task_id: uuid.UUID
+    epoch: int
+    run_id: uuid.UUID
+    lease: float
+
+
+@verb
+def start_claimed(starts: Sequence[ClaimedStart], node: uuid.UUID) -> list[Run]:
+    """QUEUED to RUNNING for tasks that are still in the epoch of their claim.
+
+    Tasks whose cancellation was requested or that have expired, and those of paused queues, are
+    left out.
+    """
+    paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
+    in_epoch = matches_epochs((one.task_id, one.epoch) for one in starts)
+    startable = tasks().filter(
+        in_epoch,
+        Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
+        ~Exists(paused),
+        status=Status.QUEUED,
+        cancel_requested_at__isnull=True,
+    )
+    run_ids = _by_task({one.task_id: Value(one.run_id) for one in starts})
+    writes = start_writes(run_ids, node, 0.0)
+    writes["lease_until"] = _by_task({one.task_id: after(one.lease) for one in starts})
+    with atomic():
+        pairs = locked(startable, len(starts))
+        if not move("start", pairs, Status.RUNNING, **writes):
+            return []
+        return started_runs(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
+
+
+@start_claimed.on(POSTGRESQL)
+def _start_claimed_in_one_statement(starts: Sequence[ClaimedStart], node: uuid.UUID) -> list[Run]:
+    ids, epochs, run_ids, leases = (list(column) for column in zip(*starts, strict=True))
+    parameters = {"ids": ids, "epochs": epochs, "run_ids": run_ids, "leases": leases, "node": node}
+    runs = [run_of(row) for row in read(sql("start_claimed"), parameters, binary=True)]
+    announce("start", Status.RUNNING, [run.task_id for run in runs])
+    return runs
+
+
+class Taken(NamedTuple):
+    """What one take returned: the runs with the priorities of their tasks, and the tasks that it
+    claimed only.
+    """
+
+    started: list[tuple[Run, int]]
+    claimed: list[ClaimedTask]
+
+
+@verb
+def take_alone(
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    wait: float,
+    leases: Mapping[str, float],
+) -> Taken:
+    """Claim due tasks of these queues as ``claims.claim`` does, and start those of the names in
+    ``leases``, in seconds, that have no overlap key.
+
+    Tasks of paused queues are left out.
+    """
+    names = {demand.queue for demand in demands}
+    paused = QueueControl.objects.using(database()).filter(paused_at__isnull=False)
+    names -= set(paused.values_list("name", flat=True))
+    demands = [demand for demand in demands if demand.queue in names]
+    claimed = claims.claim(demands, now, limit, node, wait) if demands else []
+    starts = [
+        ClaimedStart(task.id, task.epoch, uuid.uuid4(), leases[task.name])
+        for task in claimed
+        if task.name in leases and task.overlap_key is None
+    ]
+    priorities = {task.id: task.priority for task in claimed}
+    runs = start_claimed(starts, node) if starts else []
+    ids = {run.task_id for run in runs}
+    return Taken(
+        [(run, priorities[run.task_id]) for run in runs],
+        [task for task in claimed if task.id not in ids],
+    )
+
+
+@take_alone.on(POSTGRESQL)
+def _take_alone_in_one_statement(
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    wait: float,
+    leases: Mapping[str, float],
+) -> Taken:
+    parameters = {
+        "queues": [demand.queue for demand in demands],
+        "limits": [demand.limit for demand in demands],
+        "levels": [demand.levels for demand in demands],
+        "now": now,
+        "limit": limit,
+        "node": node,
+        "wait": wait,
+        "leases": json.dumps(dict(leases)),
+    }
+    taken, number = Taken([], []), len(RUN_COLUMNS)
+    for row in read(sql("take_alone"), parameters):
+        more = _TakenRow(*row[number:])
+        if more.status == Status.RUNNING:
+            taken.started.append((run_of(row[:number]), more.priority))
+            continue
+        values = dict(zip(RUN_COLUMNS, row, strict=False)) | more._asdict()
+        taken.claimed.append(ClaimedTask(**{name: values[name] for name in ClaimedTask._fields}))
+    announce("claim", Status.QUEUED, [task.id for task in taken.claimed])
+    announce("take", Status.RUNNING, [run.task_id for run, _ in taken.started])
+    return taken
+
+
+class _TakenRow(NamedTuple):
+    """The columns of a taken task behind those of a run, in the order of the statement."""
+
+    status: str
+    priority: int
+    publish_count: int
+    expires_at: datetime | None
+    overlap_key: str | None
+    waiting_for_limit: str | None
+    weight: int
 
 
 Beat = tuple[uuid.UUID, int, uuid.UUID, float]

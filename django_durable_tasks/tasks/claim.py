@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -16,18 +17,20 @@ from django.db.models import F
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.limits import admission, config, overlap, release
+from django_durable_tasks.limits.backpressure import paused_queues
 from django_durable_tasks.limits.scopes import scope_of_worker
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.states import claims, endings
+from django_durable_tasks.states import claims, endings, runs
 from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.states.demand import ALL_LEVELS, QueueDemand, priorities_of
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.tables import database
+from django_durable_tasks.task_values import Run
 
 # Schedulers call these functions and publish the messages that they return. A claim is committed
 # before its messages are published.
@@ -187,6 +190,91 @@ def claim_of(
         )
     found, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards)
     return Claimed(claims.messages_for(overlap.admitted(found)), taken)
+
+
+def take(
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    leases: Mapping[str, float],
+) -> list[tuple[TaskMessage, Run | None]]:
+    """Claim due tasks of the queues of one group as ``claim_of`` does, and start them in this
+    process; return at most ``limit`` of them in order.
+
+    ``leases``: the seconds by task name. A task of another name is not started: it stays QUEUED,
+    like one that is refused at its start, and is returned without a run. The caller opens its run
+    as for a message, or it is republished.
+    """
+    limit_config = config.limits_in_force()
+    if limit_config.may_bind(("", demand.queue) for demand in demands):
+        paused = paused_queues()
+        demands = [demand for demand in demands if demand.queue not in paused]
+        claimed = claim_of(demands, now, limit, node).messages if demands else []
+        return _started(claimed, node, leases)
+    started, claimed = _take_together(limit_config, demands, now, limit, node, leases)
+    started.sort(key=lambda one: (-one[1], one[0].ready_at or one[0].run_at))
+    return [
+        *((_message_of(run, priority), run) for run, priority in started),
+        *_started(claimed, node, leases),
+    ]
+
+
+@retry_on_deadlock
+def _take_together(
+    limit_config: config.LimitConfig,
+    demands: Sequence[QueueDemand],
+    now: datetime,
+    limit: int,
+    node: uuid.UUID,
+    leases: Mapping[str, float],
+) -> tuple[list[tuple[Run, int]], list[TaskMessage]]:
+    """Claim and start due tasks in one statement; return the runs, and the messages of the tasks
+    that were claimed only. Of those that have limits of their own, these are the admitted ones.
+    """
+    free = {
+        name: lease for name, lease in leases.items() if not limit_config.may_bind([(name, "")])
+    }
+    wait = conf.settings().REPUBLISH_AFTER
+    with nullcontext() if len(free) == len(leases) else tables.atomic():
+        started, claimed = runs.take_alone(demands, now, limit, node, wait, free)
+        if claimed:
+            gate = admission.LimitAdmission(limit_config)
+            queues = {task.queue for task in claimed}
+            admitted = gate.admit_claimed(in_publishing_order(claimed, now))
+            if len(admitted) < len(claimed):
+                gate.clear_heads(sorted(queues), now, _AHEAD)
+            gate.close()
+            claimed = admitted
+    return started, claims.messages_for(overlap.admitted(claimed)) if claimed else []
+
+
+def _started(
+    messages: Sequence[TaskMessage], node: uuid.UUID, leases: Mapping[str, float]
+) -> list[tuple[TaskMessage, Run | None]]:
+    """Start these claimed tasks; return them with their runs."""
+    starts = [
+        runs.ClaimedStart(message.task_id, message.epoch, uuid.uuid4(), leases[message.name])
+        for message in messages
+        if message.name in leases
+    ]
+    start = retry_on_deadlock(runs.start_claimed)
+    by_task = {run.task_id: run for run in start(starts, node)} if starts else {}
+    return [(message, by_task.get(message.task_id)) for message in messages]
+
+
+def _message_of(run: Run, priority: int) -> TaskMessage:
+    return TaskMessage(
+        task_id=run.task_id,
+        epoch=run.epoch - 1,
+        number=0,
+        name=run.name,
+        queue=run.queue,
+        priority=priority,
+        timeout=run.options.get("timeout"),
+        soft_timeout=run.options.get("soft_timeout"),
+        idempotency_key=run.idempotency_key,
+    )
 
 
 @retry_on_deadlock

@@ -393,10 +393,10 @@ def queued_if_possible(task: NewTask) -> NewTask:
 def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
     """Return whether this task may be inserted as QUEUED and published at commit.
 
-    It must not run in a batch, and it must be due: ``run_at`` is None or has certainly passed by
-    the database's clock.
+    Workers must need a message for it, it must not run in a batch, and it must be due: ``run_at``
+    is None or has certainly passed by the database's clock.
     """
-    if task.in_batch or not _is_due(run_at):
+    if task.in_batch or ports.takes_tasks() or not _is_due(run_at):
         return False
     if connections[tables.database()].run_on_commit and messages_so_far() >= FAST_PATH_MAX:
         return False

@@ -18,4 +18,7 @@ class DatabaseTransportConfig(AppConfig):
         """Register the transport."""
         from kombu.transport import TRANSPORT_ALIASES
 
-        TRANSPORT_ALIASES["durable-database"] = f"{self.name}.transport:Transport"
+        from django_durable_tasks.contrib.database_transport import due_tasks
+
+        TRANSPORT_ALIASES[due_tasks.SCHEME] = f"{self.name}.transport:Transport"
+        due_tasks.connect()

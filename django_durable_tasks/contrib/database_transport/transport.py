@@ -28,7 +28,8 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 
-from django_durable_tasks.contrib.database_transport import routing, wakeups
+from django_durable_tasks.contrib.database_transport import due_tasks, routing, wakeups
+from django_durable_tasks.contrib.database_transport.due_tasks import RUN_TAG, DueTasks, takes_tasks
 from django_durable_tasks.contrib.database_transport.models import Queue
 from django_durable_tasks.contrib.database_transport.routing import (
     TYPES,
@@ -55,6 +56,8 @@ BATCH = 50
 # Seconds between two polls: the first one after a message, and the longest.
 _SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 _SLOWER = 1.5
+# Seconds between two looks for a free process outside of Celery's event loop.
+_FULL_PAUSE = 0.02
 # Seconds until the next attempt while the database is unavailable.
 _OUTAGE_PAUSE = 2.0
 # Bytes. Below the smallest max_allowed_packet in use, the 16 MiB of MariaDB.
@@ -422,12 +425,18 @@ class Channel(virtual.Channel):
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
         """Acknowledge a message: it is deleted within 20 ms."""
+        if self.connection is not None and delivery_tag.startswith(RUN_TAG):
+            self.connection.due_tasks.accepted(delivery_tag)
+            return
         self.qos.ack(delivery_tag, multiple)
         if self.connection is not None:
             self.connection.wake()
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Reject a message: it is deleted, or returned to its place in the queue."""
+        if self.connection is not None and delivery_tag.startswith(RUN_TAG):
+            self.connection.due_tasks.rejected(delivery_tag)
+            return
         self.qos.reject(delivery_tag, requeue=requeue)
         if self.connection is not None:
             self.connection.wake()
@@ -512,6 +521,8 @@ class Transport(virtual.Transport):
         self._timer: Any = None
         self._bell: tuple[socket.socket, socket.socket] | None = None
         self._process_id = os.getpid()
+        self.due_tasks: DueTasks | None = None
+        """The durable tasks that this connection takes, if they are in the same database."""
 
     def establish_connection(self) -> Any:
         """Check that the database can be reached and has the tables of the broker."""
@@ -567,6 +578,8 @@ class Transport(virtual.Transport):
     def started_consuming(self) -> None:
         """Poll now, and whenever a message may have arrived."""
         wakeups.register(self.alias, self, listen=self.notify)
+        if self.due_tasks is None and takes_tasks():
+            self.due_tasks = due_tasks.of_connection()
         self.wake()
 
     def wake(self, echo: float = 0.0) -> None:
@@ -586,8 +599,11 @@ class Transport(virtual.Transport):
         Errors of the database are not raised: the lease outlives a restart of the server, so a
         consumer goes on where it was.
         """
+        woken = self._attention.is_set()
         self._attention.clear()
-        delivered = self._deliver_claimed()
+        delivered = self._deliver_claimed() + self._take_due_tasks(woken=woken)
+        if not woken and time.monotonic() < min(self._next_poll, self._echo_at):
+            return delivered  # only due tasks were looked for
         wanted: list[Wanted] = []
         takers: list[tuple[Any, bool]] = []
         for channel in list(self.channels):
@@ -656,9 +672,30 @@ class Transport(virtual.Transport):
                 consumption.callback(message)
         return delivered
 
+    def _take_due_tasks(self, *, woken: bool) -> int:
+        """Start due durable tasks, and deliver them; return how many."""
+        if self.due_tasks is None or not (woken or time.monotonic() >= self.due_tasks.look_at):
+            return 0
+        consumed = {
+            consumption.queue: (channel, consumption)
+            for channel in list(self.channels)
+            for consumption in list(channel.consumptions.values())
+            if not consumption.no_ack
+        }
+        channels = {queue: channel for queue, (channel, _) in consumed.items()}
+        self.due_tasks.is_full = False
+        number = 0
+        for queue, message in self.due_tasks.take(channels):
+            consumed[queue][1].callback(message)
+            number += 1
+        return number
+
     def _due(self) -> float:
         """Return after how many seconds the next poll is due."""
-        return min(self._next_poll, self._echo_at) - time.monotonic()
+        look_at = float("inf") if self.due_tasks is None else self.due_tasks.look_at
+        if self._loop is None and self.due_tasks is not None and self.due_tasks.is_full:
+            look_at = min(look_at, time.monotonic() + _FULL_PAUSE)
+        return min(self._next_poll, self._echo_at, look_at) - time.monotonic()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver what is ready; wait for it at most ``timeout`` seconds, then raise
@@ -686,7 +723,23 @@ class Transport(virtual.Transport):
         reader.setblocking(False)
         writer.setblocking(False)
         loop.add_reader(reader, self._rung, reader)
+        loop.on_tick.add(self._on_tick)
         self._schedule(0.0)
+
+    def _on_tick(self) -> None:
+        """Take due tasks at once when a child has ended its run."""
+        due_tasks = self.due_tasks
+        if due_tasks is None or not due_tasks.is_full or not due_tasks.has_free_process():
+            return
+        due_tasks.look_at = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+        self._turn()
+        # The pool writes to its children what was given to it before its own callback. That may
+        # have been called already, and the loop is about to wait.
+        for callback in list(self._loop.on_tick) if self._loop is not None else ():
+            if callback != self._on_tick:
+                callback()
 
     def _leave_loop(self) -> None:
         loop, self._loop = self._loop, None
@@ -696,6 +749,7 @@ class Transport(virtual.Transport):
             timer.cancel()
         if bell is not None:
             if loop is not None:
+                loop.on_tick.discard(self._on_tick)
                 with suppress(KeyError, OSError, ValueError):
                     loop.remove(bell[0])
             for end in bell:

@@ -23,6 +23,7 @@ from django.db import DatabaseError, Error, connections
 from django.db.transaction import TransactionManagementError
 
 from django_durable_tasks import conf
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.store.connections import WORK, open_dedicated
 from django_durable_tasks.store.dialects import POSTGRESQL, sql
 
@@ -162,6 +163,8 @@ class Listener(threading.Thread):
         self.connection = open_dedicated(self._listen_alias, WORK)
         with self.connection.cursor() as cursor:
             cursor.execute(f"LISTEN {CHANNEL}")
+            if self.alias == conf.settings().DATABASE:  # due tasks of the same database
+                cursor.execute(f"LISTEN {notifier.CHANNEL}")
         token = uuid.uuid4().hex
         sender = open_dedicated(self.alias, WORK)
         try:

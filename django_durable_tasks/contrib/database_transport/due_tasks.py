@@ -1,0 +1,306 @@
+"""Takes due durable tasks from their table and delivers them as messages that exist in this process
+only.
+
+A durable task needs no message in the database: its row, committed with the data of the caller, is
+what the worker consumes. The worker claims and starts as many due tasks as it has free processes,
+under the limits, shares and pauses of any claim, and hands each run to a child in the header of a
+Celery message. Nothing is published, so nothing can be lost, stale or republished.
+
+A run is taken before a child calls its function. Until the child has accepted the message, this
+module renews its lease; what no child has accepted when the worker ends returns to PENDING.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from celery import current_app, signals
+from django.db import Error
+
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.celery import worker_node
+from django_durable_tasks.celery.prepared_messages import RUN_HEADER, celery_id_of, prepare
+from django_durable_tasks.limits.backpressure import read_heads
+from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.scheduler.dispatch_loop import QueueRotation
+from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.store.errors import reason_of
+from django_durable_tasks.task_values import Run
+from django_durable_tasks.tasks import attempts, batches, claim
+
+logger = logging.getLogger("django_durable_tasks.transport")
+
+SCHEME = "durable-database"
+# The delivery tags of messages that were not claimed from the table of messages begin so.
+RUN_TAG = "run-"
+# Seconds: tasks that will start within this time are taken ahead, so that a child that ends a short
+# run does not wait for a statement; at most _MOST of them.
+AHEAD, _MOST = 0.1, 20
+# Seconds after which tasks that were taken ahead are returned if none of them could start.
+SLOW = 0.5
+# Seconds between two looks for the next due time while nothing is due.
+LOOK_EVERY = 1.0
+# Seconds: how far a look reads ahead. Longer than the pause between two looks.
+_AHEAD = 2.5
+# The priorities of Celery's numbers as RabbitMQ orders them; only Redis has the other direction.
+_DRIVER = "django"
+
+
+def alias_of_broker() -> str | None:
+    """Return the alias of the database in which Celery's broker is; None for other brokers."""
+    config = current_app.conf
+    parts = urlsplit(str(config.broker_write_url or config.broker_url or ""))
+    if parts.scheme != SCHEME:
+        return None
+    return parts.netloc.rpartition("@")[2].partition("/")[0] or "default"
+
+
+def takes_tasks() -> bool:
+    """Return whether the broker is in the database of the durable tasks, so that workers take them
+    without messages. Not in Celery's eager mode, in which the caller runs them.
+    """
+    alias = alias_of_broker()
+    if alias is None or ports.eager():
+        return False
+    return alias.lower() == conf.settings().DATABASE.lower()
+
+
+class _Held(NamedTuple):
+    """A taken task whose message has not been delivered: the message, its run, and when it was
+    taken, by the monotonic clock.
+    """
+
+    message: TaskMessage
+    run: Run | None
+    at: float
+
+
+class DueTasks:
+    """The due tasks of the queues that one connection of a worker consumes."""
+
+    def __init__(self) -> None:
+        self._rotation = QueueRotation()
+        self._held = deque[_Held]()
+        """Taken ahead, for the processes that become free within AHEAD seconds."""
+        self._waiting: dict[str, tuple[Run, float]] = {}
+        """The delivered runs that no child has accepted, by delivery tag, with the time of the
+        last renewal of their leases.
+        """
+        self._found_enough = False
+        self._gap, self._delivered_at = SLOW, float("-inf")
+        self.look_at = 0.0
+        """The time of the monotonic clock at which to look again."""
+        self.is_full = False
+        """Whether no process is free: look again when one becomes free."""
+
+    def has_free_process(self) -> bool:
+        """Return whether this worker could start a task now."""
+        return self._free_processes() > 0
+
+    def _free_processes(self) -> int:
+        return worker_node.free_processes([run.celery_id for run, _ in self._waiting.values()])
+
+    def accepted(self, delivery_tag: str) -> None:
+        """Record that a child has begun the run of this message: it renews the lease."""
+        self._waiting.pop(delivery_tag, None)
+
+    def rejected(self, delivery_tag: str) -> None:
+        """Return the task of this message to PENDING; Celery calls no function for it."""
+        refused = self._waiting.pop(delivery_tag, None)
+        if refused is not None:
+            _return([refused[0]])
+
+    def take(self, channels: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Start due tasks of these queues, as many as there are free processes; yield their
+        messages with the queues, which the caller delivers before it asks for the next one.
+        ``channels``: the channel that consumes each queue.
+        """
+        self._renew()
+        self._return_held(channels)
+        while self._held and self.has_free_process():
+            yield self._deliver(channels, self._held.popleft())
+        free, ahead = self._free_processes(), self._number_ahead()
+        if not free and len(self._held) > ahead // 2:
+            self._pause()
+            return
+        number = free + ahead - len(self._held)
+        try:
+            if number > 0:
+                with dedicated_connection():
+                    self._take(channels, number)
+        except Error as error:
+            logger.warning("No due tasks were taken: %s", reason_of(error))
+            self.look_at = time.monotonic() + LOOK_EVERY
+            return
+        while self._held and self.has_free_process():
+            yield self._deliver(channels, self._held.popleft())
+        if not self.has_free_process():
+            self._pause()
+
+    def _pause(self) -> None:
+        """Look again when a process becomes free, or when the held tasks have to be returned."""
+        self.is_full = True
+        oldest = self._held[0].at if self._held else float("inf")
+        self.look_at = min(time.monotonic() + LOOK_EVERY, oldest + SLOW)
+
+    def _number_ahead(self) -> int:
+        """Return how many tasks are taken ahead: as many as start within AHEAD seconds, at the rate
+        of the last ones.
+        """
+        return int(AHEAD / self._gap)
+
+    def _return_held(self, channels: Mapping[str, Any]) -> None:
+        """Return the held tasks to PENDING if none of them could start for SLOW seconds, so that
+        other workers run them, and those whose queues are not consumed any more.
+        """
+        is_slow = bool(self._held) and time.monotonic() - self._held[0].at > SLOW
+        if is_slow:
+            self._gap = SLOW
+        left = [held for held in self._held if is_slow or held.message.queue not in channels]
+        if left:
+            self._held = deque(held for held in self._held if held not in left)
+            _return([held.run for held in left if held.run is not None])
+
+    def _take(self, channels: Mapping[str, Any], number: int) -> None:
+        now = estimated_now()
+        due = self._due(channels, now)
+        demands = [
+            QueueDemand(queue, number, levels=due[queue]) for queue in self._rotation.ordered(due)
+        ]
+        place, taken = worker_node.place(conf.settings().LEASE), list[_Held]()
+        for part in claim.parted(demands) if demands else ():
+            if left := number - len(taken):
+                at = time.monotonic()
+                some = claim.take(part, now, left, place.node, _leases())
+                taken += [_Held(message, run, at) for message, run in some]
+        self._rotation.served({held.message.queue for held in taken})
+        self._found_enough = len(taken) == number
+        if self._found_enough:
+            self.look_at = time.monotonic()
+        self._held += taken
+
+    def _deliver(self, channels: Mapping[str, Any], held: _Held) -> tuple[str, Any]:
+        now = time.monotonic()
+        self._gap = max(0.8 * self._gap + 0.2 * min(now - self._delivered_at, SLOW), AHEAD / _MOST)
+        self._delivered_at = now
+        queue = held.message.queue
+        return queue, self._message(channels[queue], held.message, held.run)
+
+    def _due(self, channels: Mapping[str, Any], now: Any) -> dict[str, int]:
+        """Return the queues with due tasks, with their priorities as bits, and plan the next look.
+
+        While the last take found a task for each free process, it is not asked what is due.
+        """
+        if self._found_enough:
+            self._found_enough = False
+            self.look_at = time.monotonic()
+            return dict.fromkeys(channels, QueueDemand("", 0).levels)
+        heads = [
+            head for head in read_heads(now + timedelta(seconds=_AHEAD)) if head.queue in channels
+        ]
+        pauses = [(head.at - now).total_seconds() for head in heads if head.at > now]
+        self.look_at = time.monotonic() + min([LOOK_EVERY, *pauses])
+        return {head.queue: head.levels for head in heads if head.at <= now}
+
+    def _message(self, channel: Any, message: Any, run: Run | None) -> Any:
+        queue = current_app.amqp.queues[message.queue]
+        built = prepare(channel, _DRIVER, message, queue)
+        tag = f"{RUN_TAG}{uuid.uuid4()}"
+        built["properties"].update(delivery_tag=tag)
+        built["properties"].setdefault("delivery_info", {}).update(
+            exchange="", routing_key=message.queue
+        )
+        if run is not None:
+            run = run._replace(celery_id=celery_id_of(message))
+            built["headers"][RUN_HEADER] = run
+            self._waiting[tag] = run, time.monotonic()
+        return channel.Message(built, channel=channel)
+
+    def _renew(self) -> None:
+        """Renew the leases of runs that have waited for a child for HEARTBEAT seconds, for example
+        because of a rate limit of Celery.
+        """
+        now = time.monotonic()
+        old = {
+            tag: run
+            for tag, (run, renewed) in self._waiting.items()
+            if now - renewed > conf.settings().HEARTBEAT
+        }
+        if not old:
+            return
+        leases, default = _leases(), conf.settings().LEASE
+        beats = [
+            (run.task_id, run.epoch, run.run_id, leases.get(run.name, default))
+            for run in old.values()
+        ]
+        try:
+            with dedicated_connection():
+                attempts.heartbeat(beats)
+        except Error as error:
+            logger.warning(
+                "Leases of %d taken runs were not renewed: %s", len(old), reason_of(error)
+            )
+            return
+        self._waiting |= {tag: (run, now) for tag, run in old.items()}
+
+    def give_back(self) -> None:
+        """Return the tasks to PENDING that were taken and whose messages no child has accepted."""
+        runs = [run for run, _ in self._waiting.values()]
+        runs += [held.run for held in self._held if held.run is not None]
+        self._waiting, self._held = {}, deque()
+        if runs:
+            _return(runs)
+
+
+def _return(runs: Sequence[Run]) -> None:
+    try:
+        with dedicated_connection():
+            number = batches.return_uncalled(runs, worker_node.place(0).worker)
+        logger.info("Returned %d tasks that no process had begun.", number)
+    except Error as error:
+        logger.warning("Taken tasks return at the end of their leases: %s", reason_of(error))
+
+
+def _leases() -> dict[str, float]:
+    """Return the leases (seconds) of the tasks that this worker has registered, by name, without
+    those whose start has to check more than a claim does.
+    """
+    found, default = dict[str, float](), conf.settings().LEASE
+    for name in worker_node.names_in_use():
+        task = registry.find(name)
+        if task is not None and task.options.unique_for is None and not task.target.postpone:
+            found[name] = task.options.lease or default
+    return found
+
+
+_of_process: list[DueTasks] = []
+
+
+def of_connection() -> DueTasks:
+    """Return a new object for a consuming connection; the end of the worker returns its tasks."""
+    due_tasks = DueTasks()
+    _of_process.append(due_tasks)
+    return due_tasks
+
+
+def on_worker_shutdown(**_: Any) -> None:
+    """Return what was taken and not begun, after the pool has ended."""
+    for due_tasks in _of_process:
+        due_tasks.give_back()
+
+
+def connect() -> None:
+    """Connect the receiver, and tell the core how tasks reach the workers."""
+    ports.bind_takes_tasks(takes_tasks)
+    signals.worker_shutdown.connect(
+        on_worker_shutdown, weak=False, dispatch_uid="django_durable_tasks.due_tasks"
+    )
