@@ -2,6 +2,7 @@
 becomes leader.
 """
 
+import os
 import signal
 from pathlib import Path
 
@@ -169,14 +170,15 @@ def test_a_message_received_by_a_process_that_dies_before_the_start_is_republish
         cluster.worker().ready()
     found = ended(task, within=40)
     # The parent of a child that died counts an attempt if it knows that the child had the message.
-    # Otherwise, and if the whole worker died, the message is published again.
-    lost = found.crashes
+    # Otherwise, and if the whole worker died, the message is published again. A worker that takes
+    # tasks from the database starts the run before a child has it.
+    lost, takes = found.crashes, os.environ["TEST_BROKER"] == "database"
     assert (found.status, found.attempts, logged(task)) == (
         "SUCCESS",
         1 + lost,
         ["LOST"] * lost + ["SUCCESS"],
     )
-    assert lost <= (place == "prerun")
+    assert lost <= (takes or place == "prerun")
 
 
 def test_a_stopping_worker_finishes_its_runs_and_signs_off(
