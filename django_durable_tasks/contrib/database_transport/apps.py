@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import optional_apps
 
-class DatabaseTransportConfig(AppConfig):
+
+class DatabaseTransportConfig(optional_apps.OptionalAppConfig):
     """Makes ``durable-database://`` known to Kombu, which imports the transport on first use."""
 
     name = "django_durable_tasks.contrib.database_transport"
