@@ -177,11 +177,16 @@ def _problem() -> str | None:
             "The Celery application of the project was not created: import"
             f" {module or 'it'} in __init__.py of its package (check durable_tasks.E007)."
         )
+    if (problem := inspect.transport_problem()) is not None:
+        return (
+            f"The transport of the broker cannot be loaded ({problem}): correct CELERY_BROKER_URL."
+            f" For durable-database:// add {project_app.DATABASE_TRANSPORT!r} to INSTALLED_APPS and"
+            " run `manage.py migrate`."
+        )
     if not inspect.read().broker_is_set:
         return (
-            "No broker is configured: add"
-            " 'django_durable_tasks.contrib.database_transport' to INSTALLED_APPS and run"
-            " `manage.py migrate`, or write CELERY_BROKER_URL in settings.py."
+            f"No broker is configured: add {project_app.DATABASE_TRANSPORT!r} to INSTALLED_APPS and"
+            " run `manage.py migrate`, or write CELERY_BROKER_URL in settings.py."
         )
     alias = conf.settings().DATABASE
     try:

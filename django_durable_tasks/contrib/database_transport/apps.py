@@ -16,10 +16,10 @@ class DatabaseTransportConfig(optional_apps.OptionalAppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the transport."""
+        """Register the transport and its system checks."""
         from kombu.transport import TRANSPORT_ALIASES
 
-        from django_durable_tasks.contrib.database_transport import due_tasks
+        from django_durable_tasks.contrib.database_transport import checks, due_tasks  # noqa: F401 - registers
 
         TRANSPORT_ALIASES[due_tasks.SCHEME] = f"{self.name}.transport:Transport"
         due_tasks.connect()
