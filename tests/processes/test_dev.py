@@ -137,6 +137,13 @@ def test_a_failed_task_is_shown_with_its_page_in_the_admin(project: Newcomer) ->
     until(lambda: group_is_gone(dev), within=10)
 
 
+def test_a_task_that_waits_for_the_start_of_the_worker_is_not_explained(project: Newcomer) -> None:
+    task = project.schedule("add.schedule(1, 2)")
+    dev = project.dev()
+    printed(dev, f"add {task} succeeded")
+    assert " waits: " not in dev.output()
+
+
 def test_the_reason_why_a_task_waits_is_shown_once(project: Newcomer) -> None:
     dev = project.ready(project.dev())
     project.manage("durable", "pause", "mail", "--reason", "provider is down")
