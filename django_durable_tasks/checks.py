@@ -195,6 +195,12 @@ _FINDINGS = (
         "Add {app!r} to INSTALLED_APPS. If they are to end, delete the rows of the table.",
     ),
     ProjectFinding(
+        "E025",
+        "The transport of the broker cannot be loaded: {reason}.",
+        "Correct CELERY_BROKER_URL, or install the package of its client. durable-database:// needs"
+        " 'django_durable_tasks.contrib.database_transport' in INSTALLED_APPS, and `migrate`.",
+    ),
+    ProjectFinding(
         "W001",
         "visibility_timeout is {visible:g} s, the longest lease {lease:g} s: Redis delivers"
         " waiting messages repeatedly (the duplicates are ignored, but each costs a statement).",
@@ -247,7 +253,9 @@ _FINDINGS = (
     ProjectFinding(
         "W009",
         "No broker is configured: Celery would try amqp://guest@localhost.",
-        "Write CELERY_BROKER_URL; 'durable-filesystem://' needs no server.",
+        "Write CELERY_BROKER_URL. Two brokers need no server: the database of the project"
+        " ('durable-database://default', docs/how-to/broker_in_the_database.md) and a folder"
+        " ('durable-filesystem://').",
     ),
     ProjectFinding(
         "W011",
@@ -563,6 +571,9 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
     if not inspect.is_configured():
         yield FINDINGS["E007"]()
         return
+    if (problem := inspect.transport_problem()) is not None:
+        yield FINDINGS["E025"](reason=problem)
+        return
     wiring = inspect.read()
     settings = valid_settings()
     if not wiring.broker_is_set:
@@ -600,7 +611,7 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
     ]
     if limited and wiring.pool in UNTIMED_POOLS:
         yield FINDINGS["W004"](pool=wiring.pool, names=listed(limited))
-    if wiring.prefetch_multiplier != 1:
+    if wiring.prefetch_multiplier != 1 and not ports.takes_tasks():
         yield FINDINGS["W005"](found=wiring.prefetch_multiplier)
     if wiring.acks_late:
         yield FINDINGS["W006"]()

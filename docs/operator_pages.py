@@ -17,6 +17,7 @@ if not apps.ready:
     django.setup()
 
 from django_durable_tasks.checks import FINDINGS, ProjectFinding
+from django_durable_tasks.contrib.database_transport import checks as broker_checks
 from django_durable_tasks.management.commands import durable, run_scheduler
 from django_durable_tasks.operations.operation import Operation
 
@@ -96,6 +97,8 @@ _WHY = """
 * **E010**: Kombu's own `filesystem://` writes messages in place; a consumer that reads one too early loses it and dies.
 * **E020**: a run of a node that was declared dead is lost when its lease was not renewed for `NODE_TIMEOUT`. A node may
   be declared dead by mistake, so healthy runs renew their leases more often than that.
+* **E027**: the transport has connections of its own, and SQLite gives each connection another in-memory database. The database
+  of a test run is not reported.
 * **W004**: Celery ends a task function at its limit by signals and by killing a prefork child. Threads, solo, gevent and
   eventlet cannot do that for a durable task; the task is retried anyway when its lease expires.
 * **W005**: a prefetched message waits behind the run in progress although other workers are idle. The task is
@@ -172,7 +175,13 @@ def _argument(action: argparse.Action) -> str:
 
 def checks_page() -> str:
     """Return the page of the system checks."""
-    return _CHECKS + "".join(map(_finding, FINDINGS.values())) + _WHY
+    return _CHECKS + "".join(map(_finding, _all_findings())) + _WHY
+
+
+def _all_findings() -> list[ProjectFinding]:
+    """Return the findings of the package and of its optional apps, errors first, by number."""
+    found = {**FINDINGS, **broker_checks.FINDINGS}
+    return [found[name] for name in sorted(found)]
 
 
 def _finding(finding: ProjectFinding) -> str:

@@ -63,6 +63,15 @@ def is_configured() -> bool:
     return not (seen_by_threads.main == "default" and not seen_by_threads.set_as_current)
 
 
+def transport_problem() -> str | None:
+    """Return why Kombu cannot load the transport of the broker, or None."""
+    try:
+        current_app.connection_for_write()
+    except (ImportError, KeyError) as error:  # KeyError: an unknown name
+        return str(error.args[0] if error.args else error)
+    return None
+
+
 def read() -> CeleryConfiguration:
     """Return the configuration of the current application."""
     app = current_app._get_current_object()

@@ -18,7 +18,7 @@ from celery import Celery, _state, current_app
 from django.apps import apps
 from django.conf import settings as django_settings
 
-_DATABASE_TRANSPORT = "django_durable_tasks.contrib.database_transport"
+DATABASE_TRANSPORT = "django_durable_tasks.contrib.database_transport"
 _DATABASE_URL = "durable-database://default"
 _BROKER_SETTINGS = ("CELERY_BROKER_URL", "CELERY_BROKER_WRITE_URL", "CELERY_BROKER_READ_URL")
 # What docs/how-to/install.md advises, unless the project has the setting.
@@ -36,7 +36,7 @@ def default_broker_url() -> str | None:
     configured = "CELERY_BROKER_URL" in os.environ or any(
         getattr(django_settings, name, None) for name in _BROKER_SETTINGS
     )
-    return _DATABASE_URL if not configured and apps.is_installed(_DATABASE_TRANSPORT) else None
+    return _DATABASE_URL if not configured and apps.is_installed(DATABASE_TRANSPORT) else None
 
 
 def unimported_module() -> str | None:

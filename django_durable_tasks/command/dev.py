@@ -163,7 +163,12 @@ def _greet(options: Options, lines: Lines) -> None:
 
 def _web(options: Options, lines: Lines) -> Child:
     reload = ["--noreload"] if options["no_reload"] else []
-    return Child("web", manage("runserver", options["web"], *reload), on_line=lines.write)
+    return Child(
+        "web",
+        manage("runserver", options["web"], *reload),
+        on_line=lines.write,
+        defers_interrupts=True,
+    )
 
 
 # What is checked before the start ---------------------------------------------------------------
@@ -177,11 +182,16 @@ def _problem() -> str | None:
             "The Celery application of the project was not created: import"
             f" {module or 'it'} in __init__.py of its package (check durable_tasks.E007)."
         )
+    if (problem := inspect.transport_problem()) is not None:
+        return (
+            f"The transport of the broker cannot be loaded ({problem}): correct CELERY_BROKER_URL."
+            f" For durable-database:// add {project_app.DATABASE_TRANSPORT!r} to INSTALLED_APPS and"
+            " run `manage.py migrate`."
+        )
     if not inspect.read().broker_is_set:
         return (
-            "No broker is configured: add"
-            " 'django_durable_tasks.contrib.database_transport' to INSTALLED_APPS and run"
-            " `manage.py migrate`, or write CELERY_BROKER_URL in settings.py."
+            f"No broker is configured: add {project_app.DATABASE_TRANSPORT!r} to INSTALLED_APPS and"
+            " run `manage.py migrate`, or write CELERY_BROKER_URL in settings.py."
         )
     alias = conf.settings().DATABASE
     try:
@@ -267,6 +277,7 @@ def _run_and_reload(lines: Lines, requests: StopRequests, web: Sequence[Child]) 
             "dev",
             autoreload.get_child_arguments(),
             environment={autoreload.DJANGO_AUTORELOAD_ENV: "true"},
+            defers_interrupts=True,
         )
         try:
             while code.code is None and not requests.wait(_POLL):
@@ -293,6 +304,11 @@ def _run_and_reload(lines: Lines, requests: StopRequests, web: Sequence[Child]) 
 _HIDDEN = re.compile(
     r"stop it with Ctrl-C|worker: (Warm|Cold) shutdown|Hitting Ctrl\+C again"
     r"| id=\S+ attempt=\d+ status=\w+ duration="
+)
+# The frames above the function of a task in each of its tracebacks.
+_CALLERS_OF_TASKS = re.compile(
+    r'  File ".*/(celery/app/trace|django_durable_tasks/celery/(gate|task))\.py", line \d+, in '
+    r"(trace_task|__call__|_receive|run_message|run_body|_plain_body|call_function)$"
 )
 # Celery warns of DEBUG and of the superuser, which is common in containers for development.
 _WARNINGS = "ignore:Using settings.DEBUG,ignore:You're running the worker with superuser"
@@ -369,6 +385,7 @@ class _Processes:
 
     def __init__(self, options: Options, lines: Lines) -> None:
         self._lines, self._pool = lines, options["pool"]
+        self._in_hidden_frame = False
         name, loud = f"dev-{os.getpid()}", self._write
         worker = celery_worker(
             *("-n", f"{name}@%h", "--pool", self._pool, "-c", str(options["concurrency"])),
@@ -377,15 +394,28 @@ class _Processes:
             quiet=True,
         )
         self.scheduler = Child(
-            "scheduler", manage("run_scheduler", "--node-id", f"{name}-scheduler"), on_line=loud
+            "scheduler",
+            manage("run_scheduler", "--node-id", f"{name}-scheduler"),
+            on_line=loud,
+            defers_interrupts=True,
         )
         warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), _WARNINGS]))
         self.worker = Child(
-            "worker", worker, on_line=loud, environment={"PYTHONWARNINGS": warnings}
+            "worker",
+            worker,
+            on_line=loud,
+            environment={"PYTHONWARNINGS": warnings},
+            defers_interrupts=True,
         )
         self.all = (self.scheduler, self.worker)
 
     def _write(self, name: str, line: str) -> None:
+        if name == "worker":
+            # The lines of a frame follow it, indented more than the next frame.
+            is_of_frame = self._in_hidden_frame and line.startswith("    ")
+            self._in_hidden_frame = is_of_frame or bool(_CALLERS_OF_TASKS.match(line))
+            if self._in_hidden_frame:
+                return
         if line.strip() and not _HIDDEN.search(line):
             self._lines.write(name, line)
 

@@ -115,6 +115,7 @@ class Report:
         self._explained: dict[uuid.UUID, str] = {}
         self._read_waiting_at = 0.0
         self._ready: set[uuid.UUID] = set()
+        self._has_worker = False
         self._failing = False
 
     def poll(self, nodes: Callable[[Node], bool]) -> None:
@@ -123,7 +124,8 @@ class Report:
             self._nodes(nodes)
             self._starts()
             self._endings()
-            if time.monotonic() >= self._read_waiting_at:
+            # While the worker starts, each task would be said to wait for one.
+            if self._has_worker and time.monotonic() >= self._read_waiting_at:
                 self._waiting()
                 self._read_waiting_at = time.monotonic() + _READ_WAITING_EVERY
             self._failing = False
@@ -137,6 +139,7 @@ class Report:
         for node in Node.objects.using(database()).alive().exclude(pk__in=self._ready):
             self._ready.add(node.pk)
             if selected(node):
+                self._has_worker |= node.kind == NodeKind.WORKER
                 name = NodeKind(node.kind).lower()
                 queues = f" for {', '.join(node.queues)}" if node.kind == NodeKind.WORKER else ""
                 slots = f", {node.concurrency} at a time" if node.concurrency else ""

@@ -49,7 +49,11 @@ def celery_worker(*options: str, quiet: bool = False) -> list[str]:
 
 
 class Child:
-    """One child process in the process group of this one. It ends if this process dies."""
+    """One child process in the process group of this one. It ends if this process dies.
+
+    ``defers_interrupts``: Ctrl-C does not reach the process until it unblocks SIGINT, so that it
+    prints no traceback if it has not installed a handler yet. Only for one that SIGTERM stops.
+    """
 
     def __init__(
         self,
@@ -58,10 +62,15 @@ class Child:
         *,
         on_line: Callable[[str, str], None] | None = None,
         environment: Mapping[str, str] | None = None,
+        defers_interrupts: bool = False,
     ) -> None:
         self.name, self._closed = name, False
         read_end, self._pipe = os.pipe()
         captured: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if on_line else {}
+        # The child inherits the mask of blocked signals.
+        blocked = signal.pthread_sigmask(
+            signal.SIG_BLOCK, [signal.SIGINT] if defers_interrupts else []
+        )
         try:
             self._process = subprocess.Popen(
                 arguments,
@@ -70,6 +79,7 @@ class Child:
                 **captured,
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(read_end)
         self._reader: threading.Thread | None = None
         if on_line is not None and self._process.stdout is not None:
@@ -166,6 +176,7 @@ class StopRequests:
     def handled(self) -> Iterator[None]:
         """Handle SIGINT, SIGTERM and SIGHUP within the block."""
         before = {number: signal.signal(number, self._on_signal) for number in _STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # see Child.defers_interrupts
         try:
             yield
         finally:

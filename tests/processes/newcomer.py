@@ -51,6 +51,8 @@ INSTALLED_APPS = [
 DATABASES = {{"default": database_settings(VENDOR, {database!r}, BASE_DIR)}}
 BROKER = "filesystem" if BROKER == "memory" else BROKER
 CELERY_BROKER_URL, CELERY_BROKER_TRANSPORT_OPTIONS = broker_settings(BROKER, BASE_DIR)
+if BROKER == "database":
+    INSTALLED_APPS.append("django_durable_tasks.contrib.database_transport")
 CELERY_TASK_DEFAULT_QUEUE = CELERY_CONTROL_EXCHANGE = {queue!r}
 LOGGING = {{}}
 """
@@ -197,11 +199,20 @@ def group_is_gone(program: Program) -> bool:
 
 
 def _only_zombies(group: int) -> bool:
+    return _number_alive(group) == 0
+
+
+def processes_of_group(program: Program) -> int:
+    """Return how many processes of the program's group run."""
+    return _number_alive(program.process.pid)
+
+
+def _number_alive(group: int) -> int:
     listed = subprocess.run(
         ["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True
     ).stdout
     states = [line.split()[1] for line in listed.splitlines() if line.split()[0] == str(group)]
-    return all(state.startswith("Z") for state in states)
+    return sum(not state.startswith("Z") for state in states)
 
 
 @contextmanager

@@ -13,8 +13,15 @@ import pytest
 from pytest_django.plugin import DjangoDbBlocker
 
 from example_project.supervision.processes import free_port
-from tests.processes.cluster import STOPPING
-from tests.processes.newcomer import TASKS, Newcomer, group_is_gone, newcomer_in, printed
+from tests.processes.cluster import STARTING, STOPPING
+from tests.processes.newcomer import (
+    TASKS,
+    Newcomer,
+    group_is_gone,
+    newcomer_in,
+    printed,
+    processes_of_group,
+)
 from tests.waiting import until
 
 
@@ -54,6 +61,21 @@ def test_tasks_run_without_a_celery_application_and_one_ctrl_c_ends_all(project:
     assert dev.process.wait(STOPPING) == 0
     until(lambda: group_is_gone(dev), within=10)
     assert "Traceback" not in dev.output()
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_ctrl_c_while_the_processes_start_prints_no_traceback(
+    project: Newcomer, number: int
+) -> None:
+    """With 2 processes the code is being imported, with 4 scheduler and worker are."""
+    dev = project.dev()
+    printed(dev, "Ctrl-C stops them")
+    until(lambda: processes_of_group(dev) >= number, within=STARTING)
+    dev.signal(signal.SIGINT)
+    assert dev.process.wait(STOPPING) == 0
+    until(lambda: group_is_gone(dev), within=10)
+    assert "Traceback" not in dev.output()
+    assert "KeyboardInterrupt" not in dev.output()
 
 
 def test_sigterm_to_the_first_process_ends_all_after_the_running_task(project: Newcomer) -> None:
@@ -103,6 +125,8 @@ def test_a_failed_task_is_shown_with_its_page_in_the_admin(project: Newcomer) ->
     dev = project.ready(project.dev("--web", str(port)))
     task = project.schedule("fail.schedule('nobody')")
     printed(dev, f"fail {task} failed after .*: ValueError: no address: nobody")
+    assert "accounts/tasks.py" in dev.output()
+    assert "celery/gate.py" not in dev.output()  # the frames that call the function
     link = printed(dev, rf"http://127.0.0.1:{port}/\S+")[0]
     assert task in printed(dev, rf"http://127.0.0.1:{port}/admin/\S+")[0]
     until(lambda: "Starting development server" in dev.output(), within=STOPPING)
@@ -111,6 +135,13 @@ def test_a_failed_task_is_shown_with_its_page_in_the_admin(project: Newcomer) ->
     dev.signal(signal.SIGINT)
     assert dev.process.wait(STOPPING) == 0
     until(lambda: group_is_gone(dev), within=10)
+
+
+def test_a_task_that_waits_for_the_start_of_the_worker_is_not_explained(project: Newcomer) -> None:
+    task = project.schedule("add.schedule(1, 2)")
+    dev = project.dev()
+    printed(dev, f"add {task} succeeded")
+    assert " waits: " not in dev.output()
 
 
 def test_the_reason_why_a_task_waits_is_shown_once(project: Newcomer) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from celery import current_app, signals
-from django.db import Error
+from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import worker_node
@@ -60,23 +60,37 @@ _AHEAD = 2.5
 _DRIVER = "django"
 
 
-def alias_of_broker() -> str | None:
-    """Return the alias of the database in which Celery's broker is; None for other brokers."""
+def broker_name() -> str | None:
+    """Return the name of the database in the URL of Celery's broker; None for other brokers."""
     config = current_app.conf
-    parts = urlsplit(str(config.broker_write_url or config.broker_url or ""))
+    urls = config.broker_write_url or config.broker_url or ""
+    # Celery also takes several URLs for a fail-over, and begins with the first one.
+    first = urls.partition(";")[0] if isinstance(urls, str) else next(iter(urls), "")
+    parts = urlsplit(first)
     if parts.scheme != SCHEME:
         return None
-    return parts.netloc.rpartition("@")[2].partition("/")[0] or "default"
+    return parts.netloc.rpartition("@")[2].partition(":")[0] or DEFAULT_DB_ALIAS
+
+
+def find_alias(name: str) -> str | None:
+    """Return the alias of DATABASES that the URL of a broker names; None if there is none.
+
+    Kombu writes the name in lower case, so case is ignored unless two aliases differ by it only.
+    Kombu also takes ``localhost`` for the host of a URL without one.
+    """
+    if name == "localhost" and name not in connections.settings:
+        name = DEFAULT_DB_ALIAS
+    if name in connections.settings:
+        return name
+    return next((alias for alias in connections if alias.lower() == name.lower()), None)
 
 
 def takes_tasks() -> bool:
     """Return whether the broker is in the database of the durable tasks, so that workers take them
     without messages. Not in Celery's eager mode, in which the caller runs them.
     """
-    alias = alias_of_broker()
-    if alias is None or ports.eager():
-        return False
-    return alias.lower() == conf.settings().DATABASE.lower()
+    name = broker_name()
+    return name is not None and not ports.eager() and find_alias(name) == conf.settings().DATABASE
 
 
 class _Held(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any
 
 from amqp.protocol import queue_declare_ok_t
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
@@ -782,11 +782,11 @@ def alias_of(client: Any) -> str:
 
     The host of a URL has no upper-case letters, so they are ignored.
     """
-    wanted = client.hostname if client.hostname not in (None, "", "localhost") else "default"
-    for alias in connections:
-        if alias == wanted or alias.lower() == wanted.lower():
-            return str(alias)
-    raise ImproperlyConfigured(
-        f"durable-database://{wanted}: DATABASES has no alias {wanted!r} (it has:"
-        f" {', '.join(sorted(connections))})."
-    )
+    wanted = client.hostname or DEFAULT_DB_ALIAS
+    alias = due_tasks.find_alias(wanted)
+    if alias is None:
+        raise ImproperlyConfigured(
+            f"durable-database://{wanted}: DATABASES has no alias {wanted!r} (it has:"
+            f" {', '.join(sorted(connections))})."
+        )
+    return alias

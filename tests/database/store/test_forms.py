@@ -40,6 +40,7 @@ from django_durable_tasks.states import batches as batch_transitions
 from django_durable_tasks.states import claims, endings, inserts
 from django_durable_tasks.states import runs as run_transitions
 from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.states.runs import ClaimedStart
 from django_durable_tasks.store import clock
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits
@@ -47,7 +48,7 @@ from django_durable_tasks.store.dialects import VERBS, Verb
 from django_durable_tasks.task_values import NewTask, RunLocation
 from django_durable_tasks.tasks import batches, enqueue, operator_actions
 from tests.database.recurring.schedules import a_schedule
-from tests.factories import QUEUE, a_paused_queue, a_run, a_task, a_tenant, many_tasks
+from tests.factories import NOOP, QUEUE, a_paused_queue, a_run, a_task, a_tenant, many_tasks
 from tests.project import tasks
 
 pytestmark = pytest.mark.django_db
@@ -332,6 +333,68 @@ def _starts() -> Act:
         run_transitions.start(rows[0].pk, 1, run_id, PLACE),
         run_transitions.start(uuid.UUID(int=9), 1, run_id, PLACE),
     ]
+
+
+def _claimed_starts() -> list[ClaimedStart]:
+    a_paused_queue("paused")
+    hour = timedelta(hours=1)
+    rows = [
+        a_task(Status.QUEUED, args=[1], kwargs={"a": "é"}, limit_key="k", ready_at=database_now()),
+        a_task(Status.QUEUED, expires_at=database_now() + hour, progress={"part": 1}),
+        a_task(Status.QUEUED, expires_at=database_now() - hour),
+        a_task(Status.QUEUED, queue="paused"),
+        a_task(Status.QUEUED, cancel_requested_at=database_now()),
+        a_task(Status.PENDING),
+        a_task(Status.RUNNING),
+    ]
+    starts = [ClaimedStart(row.pk, row.epoch, uuid.uuid4(), 600.0) for row in rows]
+    stale = a_task(Status.QUEUED)
+    return [*starts, ClaimedStart(stale.pk, stale.epoch - 1, uuid.uuid4(), 600.0)]
+
+
+@of("states.runs.start_claimed")
+def _starts_of_claimed_tasks() -> Act:
+    starts = _claimed_starts()
+    longer = [starts[0]._replace(lease=1200.0), *starts[1:]]
+
+    def act() -> Any:
+        found = [sorted(run_transitions.start_claimed(one, NODE)) for one in (longer, longer)]
+        assert [len(runs) for runs in found] == [2, 0]
+        return found
+
+    return act
+
+
+# The ORM form claims and starts in two steps, each of which raises the epoch. The statement does
+# both in one, and counts no publication. The tokens of the runs are random.
+_OF_STEPS = {"epoch", "run_id", "publish_count"}
+
+
+@of("states.runs.take_alone", left_out=("Task",))
+def _takes_of_due_tasks() -> Act:
+    a_paused_queue("paused")
+    _due(3, priority=5, progress={"part": 1})
+    _due(2, name=BATCHED)
+    _due(2, queue="other", waiting_for_limit="x", name=BATCHED)
+    _due(2, queue="paused")
+    a_task(overlap_key="one", priority=9)
+    a_task(queue="other", expires_at=database_now() - timedelta(hours=1))
+    a_task(due=600)
+    a_task(in_batch=True)
+    a_task(Status.QUEUED)
+    columns = [field.attname for field in Task._meta.concrete_fields]
+    states = Task.objects.order_by("pk").values(*[one for one in columns if one not in _OF_STEPS])
+    demands = [QueueDemand(QUEUE, 5), QueueDemand("other", 9), QueueDemand("paused", 9)]
+    now, leases = database_now(), {NOOP: 1200.0}
+
+    def act() -> Any:
+        taken = run_transitions.take_alone(demands, now, 8, NODE, 600.0, leases)
+        assert (len(taken.started), len(taken.claimed)) == (3, 5)
+        runs = sorted((run.task_id, priority, run) for run, priority in taken.started)
+        started = [(run._replace(epoch=0, run_id=NODE), priority) for _, priority, run in runs]
+        return [started, sorted(taken.claimed), list(states)]
+
+    return act
 
 
 def _running(number: int) -> list[Task]:

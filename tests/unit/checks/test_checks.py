@@ -550,6 +550,19 @@ def test_a_project_without_a_broker_is_warned(tmp_path: Path) -> None:
     assert "durable_tasks.W009" in _checked(tmp_path, **WIRED)
 
 
+def test_a_broker_in_the_database_needs_its_app(tmp_path: Path) -> None:
+    url = "CELERY_BROKER_URL = 'durable-database://default'\n"
+    assert "durable_tasks.E025" in _checked(tmp_path, url)
+
+
+def test_a_project_with_the_app_of_the_transport_needs_no_other_setting(tmp_path: Path) -> None:
+    more = (
+        "INSTALLED_APPS += ['django_durable_tasks.contrib.database_transport']\n"
+        "DATABASES['default']['NAME'] = 'shop.sqlite3'\n"
+    )
+    assert "no issues" in _checked(tmp_path, more)
+
+
 def test_a_task_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     said = _checked(tmp_path, **WIRED, tasks="raise LookupError('no such shop')")
     assert "durable_tasks.E018" in said
