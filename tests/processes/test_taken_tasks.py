@@ -143,7 +143,8 @@ def test_a_revoked_run_that_waits_for_a_rate_limit_of_celery_is_cancelled(
         """Return a task that was taken, while one has ended and no other function was called."""
         if not Task.objects.filter(status="SUCCESS").exists():
             return None
-        return Task.objects.running().first()
+        found: Task | None = Task.objects.running().first()
+        return found
 
     until(taken, within=30, message="one waits for the rate limit")
     cancelled = taken()
