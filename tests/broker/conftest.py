@@ -27,6 +27,13 @@ themselves.
 WITH_RABBITMQ = ("test_quorum_queues",)
 
 
+@pytest.fixture(autouse=True)
+def database_of_the_broker(request: pytest.FixtureRequest) -> None:
+    """Allow each test the database if the broker is in it, also tests that have no tasks."""
+    if os.environ["TEST_BROKER"] == "database":
+        request.getfixturevalue("rows")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that need another broker."""
     needed = dict.fromkeys(WITH_REDIS, "redis") | dict.fromkeys(WITH_RABBITMQ, "rabbitmq")
