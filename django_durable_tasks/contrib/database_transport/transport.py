@@ -536,8 +536,8 @@ class Transport(virtual.Transport):
                     connection.close()
             if is_unmigrated(error):
                 raise ImproperlyConfigured(
-                    f"Database {self.alias!r} has no table {Queue._meta.db_table}: run `manage.py migrate"
-                    f" durable_tasks_transport --database {self.alias}`."
+                    f"Database {self.alias!r} has no table {Queue._meta.db_table}: run"
+                    f" `manage.py migrate durable_tasks_transport --database {self.alias}`."
                 ) from error
             raise
         return super().establish_connection()
