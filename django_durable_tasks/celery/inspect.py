@@ -12,6 +12,7 @@ from typing import Any
 import kombu
 from celery import _state, current_app
 from celery.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured as DjangoImproperlyConfigured
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import filesystem
@@ -195,11 +196,15 @@ def broker_problem() -> str | None:
     password, or None.
     """
     app = current_app._get_current_object()
-    connection = app.connection_for_write()
     try:
-        BrokerConnection(app).close()
-    except failures_of(connection) as error:
-        return f"{connection.as_uri()}: {type(error).__name__}"
+        connection = app.connection_for_write()
+        failures = failures_of(connection)
+        try:
+            BrokerConnection(app).close()
+        except failures as error:
+            return f"{connection.as_uri()}: {type(error).__name__}"
+    except DjangoImproperlyConfigured as error:  # of the broker in the database, with the remedy
+        return str(error)
     return None
 
 

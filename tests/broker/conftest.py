@@ -26,9 +26,31 @@ themselves.
 """
 WITH_RABBITMQ = ("test_quorum_queues",)
 
+IS_THE_DATABASE = "the broker is the database of the tasks: its outage is that of the database"
+NO_MESSAGE = "workers take the task itself: it is never QUEUED and has no message to lose or count"
+NO_DJANGO = "`celery call` does not load Django, and so does not know durable-database://"
+NOT_IN_DATABASE = {
+    "test_backlogs": NO_MESSAGE,
+    "test_broker_away": IS_THE_DATABASE,
+    "test_broker_lists": IS_THE_DATABASE,
+    "test_a_lost_broker_opens_the_breaker_and_rejects_no_queue": IS_THE_DATABASE,
+    "test_a_message_lost_by_the_broker_is_republished": NO_MESSAGE,
+    "test_a_call_is_published_to_the_queue_that_celery_uses_and_to_no_other": NO_MESSAGE,
+    "test_a_call_by_celerys_command_creates_a_task_that_runs": NO_DJANGO,
+    "test_without_the_setting_the_worker_logs_instructions": NO_DJANGO,
+}
+"""Files and tests that the broker in the database of the tasks skips, with the reasons."""
+
+
+@pytest.fixture(autouse=True)
+def database_of_the_broker(request: pytest.FixtureRequest) -> None:
+    """Allow each test the database if the broker is in it, also tests that have no tasks."""
+    if os.environ["TEST_BROKER"] == "database":
+        request.getfixturevalue("rows")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that need another broker."""
+    """Deselect tests that need another broker, and skip those that the database has no use for."""
     needed = dict.fromkeys(WITH_REDIS, "redis") | dict.fromkeys(WITH_RABBITMQ, "rabbitmq")
     here = os.environ["TEST_BROKER"]
     elsewhere = [
@@ -39,3 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
         items[:] = [item for item in items if item not in elsewhere]
+    if here == "database":
+        for item in items:
+            function = getattr(item, "originalname", item.name)
+            reason = NOT_IN_DATABASE.get(item.path.stem) or NOT_IN_DATABASE.get(function)
+            if item.path.parent.name == "broker" and reason:
+                item.add_marker(pytest.mark.skip(reason=reason))

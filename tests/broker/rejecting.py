@@ -90,8 +90,24 @@ def a_file(name: str) -> tuple[Queue, Callable[[Celery], None]]:
     return Queue(name), spoil
 
 
+def another_exchange_type(name: str) -> tuple[Queue, Callable[[Celery], None]]:
+    """Its exchange exists with another type: 406."""
+
+    def exists(app: Celery) -> None:
+        with app.connection_for_write() as connection:
+            Exchange(f"{name}-x", type="fanout")(connection.channel()).declare()
+
+    return Queue(name, Exchange(f"{name}-x", type="topic")), exists
+
+
+def long_exchange_name(name: str) -> tuple[Queue, Callable[[Celery], None]]:
+    """The name of its exchange does not fit into the column: ValueError."""
+    return Queue(name, Exchange(f"{name}-{'x' * 300}")), lambda app: None
+
+
 WAYS: dict[str, list[Way]] = {
     "rabbitmq": [another_kind, full, missing, unknown_exchange_type],
     "redis": [another_type],
     "filesystem": [a_file],
+    "database": [another_exchange_type, long_exchange_name, unknown_exchange_type],
 }

@@ -52,9 +52,9 @@ def _broken(
         Producer(connection).publish(body, routing_key=QUEUE, headers=full, **options)
 
 
-def test_a_corrupted_message_costs_no_task(cluster: Cluster) -> None:
+def test_a_corrupted_message_costs_no_task(cluster: Cluster, broker: str) -> None:
     task = bodies.add.schedule(1, 2)
-    assert row(task).status == "QUEUED"
+    assert row(task).status == ("PENDING" if broker == "database" else "QUEUED")
     purge(QUEUE)
     for body in (b"{", b"\xff\xfe", b"[[], {}"):
         _broken(task, body)

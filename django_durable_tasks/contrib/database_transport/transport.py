@@ -45,6 +45,7 @@ from django_durable_tasks.contrib.database_transport.session import (
     Wanted,
 )
 from django_durable_tasks.store.clock import after
+from django_durable_tasks.store.errors import is_unmigrated
 
 # kombu is untyped, and its own base classes disagree about the names of parameters.
 # mypy: disable-error-code="no-untyped-call, override"
@@ -533,11 +534,10 @@ class Transport(virtual.Transport):
             if not connection.in_atomic_block:
                 with suppress(DatabaseError):
                     connection.close()
-            table = Queue._meta.db_table
-            if table in str(error):
+            if is_unmigrated(error):
                 raise ImproperlyConfigured(
-                    f"Database {self.alias!r} has no table {table}: run `manage.py migrate"
-                    f" durable_tasks_transport --database {self.alias}`."
+                    f"Database {self.alias!r} has no table {Queue._meta.db_table}: run"
+                    f" `manage.py migrate durable_tasks_transport --database {self.alias}`."
                 ) from error
             raise
         return super().establish_connection()

@@ -8,12 +8,15 @@ from datetime import UTC, datetime
 import kombu
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 from django.db import transaction
 from kombu.exceptions import ChannelError
 
+from django_durable_tasks.celery import inspect
 from django_durable_tasks.contrib.database_transport import routing
 from django_durable_tasks.contrib.database_transport.models import Consumer, Message
 from django_durable_tasks.contrib.database_transport.transport import MessageTooLarge
+from tests.broker.routes import application
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -126,3 +129,68 @@ def test_a_headers_exchange_matches_all_or_any() -> None:
     both = {"x-match": "all", "a": 1, "b": 2}
     assert not routing.matches("headers", "", both, "", {"a": 1})
     assert routing.matches("headers", "", {**both, "x-match": "any"}, "", {"a": 1})
+
+
+@pytest.fixture
+def without_tables(broker: kombu.Connection) -> Iterator[None]:
+    """Remove the tables of the broker, as in a database that was not migrated."""
+    call_command("migrate", "durable_tasks_transport", "zero", verbosity=0)
+    try:
+        yield
+    finally:
+        call_command("migrate", "durable_tasks_transport", verbosity=0)
+
+
+def test_a_database_that_was_not_migrated_names_the_command(without_tables: None) -> None:
+    with (
+        kombu.Connection("durable-database://default") as opened,
+        pytest.raises(ImproperlyConfigured, match="migrate durable_tasks_transport --database"),
+    ):
+        opened.connect()
+
+
+def test_a_plain_call_into_a_database_that_was_not_migrated_names_the_command(
+    without_tables: None,
+) -> None:
+    with (
+        application("durable-database://default") as app,
+        pytest.raises(ImproperlyConfigured, match="migrate durable_tasks_transport --database"),
+    ):
+        app.send_task("plain")
+
+
+def test_the_status_of_a_broker_that_was_not_migrated_names_the_command(
+    without_tables: None,
+) -> None:
+    with application("durable-database://default"):
+        assert "migrate durable_tasks_transport" in str(inspect.broker_problem())
+
+
+def test_the_status_of_an_unknown_alias_names_it() -> None:
+    with application("durable-database://missing"):
+        assert "no alias 'missing'" in str(inspect.broker_problem())
+
+
+def test_a_refused_message_leaves_the_other_queues_and_messages(
+    broker: kombu.Connection,
+) -> None:
+    _put(broker, "orders", 1)
+    with pytest.raises(MessageTooLarge, match="'orders'"):
+        _put(broker, "orders", "x" * 9_000_000)
+    with pytest.raises(ValueError, match="at most 255"):
+        _put(broker, "q" * 300, 2)
+    _put(broker, "invoices", 3)
+    assert broker.default_channel.basic_get("orders").payload == 1
+    assert broker.default_channel.basic_get("invoices").payload == 3
+
+
+def test_a_message_that_cannot_be_read_is_delivered_after_its_repair(
+    broker: kombu.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    _put(broker, "orders", 1)
+    good = Message.objects.get().body
+    Message.objects.update(body="no JSON")
+    assert broker.default_channel.basic_get("orders") is None
+    assert "repair it and set consumer to NULL, or delete it" in caplog.text
+    Message.objects.update(body=good, consumer=None)
+    assert broker.default_channel.basic_get("orders").payload == 1
