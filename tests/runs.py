@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 DATABASES = ("postgresql", "mariadb", "sqlite")
-BROKERS = ("rabbitmq", "redis", "filesystem")
+BROKERS = ("rabbitmq", "redis", "filesystem", "database")
 SERVERS = ("postgresql", "mariadb", "redis", "rabbitmq", "pgbouncer")
 ENVIRONMENTS = ("newest", "alternatives")
 """The environments of tox.ini that the matrix uses, with the versions of constraints/<name>.txt."""
@@ -130,7 +130,7 @@ RUNS = (
     Run("architecture", "architecture", default=True),
     Run("smoke", "processes", "mariadb", "rabbitmq", marks="smoke", default=True),
     Run("documentation", "documentation", default=True),
-    Run("smoke", "broker processes", "postgresql", "filesystem", marks="smoke", default=True),
+    Run("smoke", "broker processes", "postgresql", "database", marks="smoke", default=True),
     Run("checks", command="mypy --strict django_durable_tasks tests benchmarks", default=True),
     Run("smoke", "broker", "postgresql", "rabbitmq", marks="smoke", default=True),
     Run("checks", command="ruff check --quiet --output-format=concise .", default=True),
@@ -141,6 +141,10 @@ RUNS = (
     Run("processes", "processes", "mariadb", "rabbitmq", late=True),
     Run("broker", "broker", "postgresql", "rabbitmq", late=True),
     Run("broker", "broker", "postgresql", "filesystem", late=True),
+    Run("broker", "broker", "postgresql", "database", late=True),
+    Run("processes", "processes", "postgresql", "database", late=True),
+    Run("broker", "broker", "mariadb", "database", late=True),
+    Run("broker", "broker", "sqlite", "database", late=True),
     Run("processes", "processes", "postgresql", "filesystem", late=True),
     Run("newest", "database", "sqlite", late=True, few=True),
     Run("portable", "database", "mariadb", marks="portable", late=True, few=True),
@@ -157,4 +161,5 @@ KILL_TRIALS = (
     Run("kill trials", "kill_trials", "postgresql", "rabbitmq"),
     Run("kill trials", "kill_trials", "mariadb", "rabbitmq"),
     Run("kill trials", "kill_trials", "sqlite", "filesystem"),
+    Run("kill trials", "kill_trials", "postgresql", "database"),
 )

@@ -33,7 +33,7 @@ from django_durable_tasks.celery.gate import STATE, CallState, state_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import batch_token
 from django_durable_tasks.celery.publisher import CARRIER
-from django_durable_tasks.exceptions import EndingNotRecorded, RunCancelled
+from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.limits import config
 from django_durable_tasks.states.machine import EndingKind, Outcome, decide
 from django_durable_tasks.store.connections import dedicated_connection
@@ -709,8 +709,6 @@ class _Message:
         """
 
         def body(task: Any, live: LiveRun) -> Any:
-            if live.cancel_requested:
-                raise RunCancelled
             if self._options.atomic:
                 return gate.atomic_body(task, live)
             gate.call_function(task, live)

@@ -29,13 +29,14 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import endings, worker_node, worker_repairs
 from django_durable_tasks.celery.endings import outcome_of_result, picklable, raisable, text_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.prepared_messages import RUN_HEADER, Envelope, parse
+from django_durable_tasks.celery.prepared_messages import RUN_HEADER, Envelope, TakenRun, parse
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.dependencies.references import MASKED, REFERS
 from django_durable_tasks.exceptions import (
     EndingNotRecorded,
     IsolationTooStrict,
+    RunCancelled,
     UnserializableResult,
 )
 from django_durable_tasks.states.machine import EndingKind
@@ -184,6 +185,9 @@ def _after_the_start(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+# Seconds after which a process reads whether a taken run still owns its task. Shorter than the time
+# after which the parent process returns it.
+_LATE = 1.0
 # Seconds until a function is called that an error of the database prevented. No attempt is charged.
 _WAIT_FOR_DATABASE = 5.0
 _idle = threading.Event()
@@ -253,9 +257,11 @@ def open_run(task: Any, envelope: Envelope) -> LiveRun:
     """
     options: TaskOptions = task.durable_options
     lease = options.lease or conf.settings().LEASE
-    taken = run_of_request(task.request)
-    if taken is not None:
-        return _live(taken, options, lease, worker_node.place(lease).worker, eager=False)
+    taken = getattr(task.request, RUN_HEADER, None)
+    if isinstance(taken, TakenRun):
+        live = _live(taken.run, options, lease, worker_node.place(lease).worker, eager=False)
+        live.cancel_requested = _is_cancelled(taken, lease)
+        return live
     eager = bool(task.request.is_eager)
     place = worker_node.place(lease, () if eager else worker_repairs.batch_names_of(task.request))
     try:
@@ -282,10 +288,27 @@ def open_run(task: Any, envelope: Envelope) -> LiveRun:
     return _live(opened, options, lease, place.worker, eager=eager)
 
 
-def run_of_request(request: Any) -> Run | None:
-    """Return the run of this request if the worker took its task; None for other messages."""
-    run = getattr(request, RUN_HEADER, None)
-    return run if isinstance(run, Run) else None
+def _is_cancelled(taken: TakenRun, lease: float) -> bool:
+    """Return whether the cancellation of a taken run was requested before this process received it.
+
+    Read only if it received the run late. Raises Ignore if the task was returned meanwhile, as of a
+    process that was stopped.
+    """
+    run = taken.run
+    if time.monotonic() - taken.at < _LATE:
+        return False
+    try:
+        with dedicated_connection():
+            beat = (run.task_id, run.epoch, run.run_id, lease)
+            renewed = attempts.heartbeat([beat])
+            owned = bool(renewed or attempts.still_owned([beat]))
+    except Error as error:
+        logger.warning("Run %s was not begun: %s", run.celery_id, reason_of(error))
+        raise Ignore("The database is unavailable; the lease ends the run.") from None
+    if not owned:
+        logger.info("Ignored run %s, whose task was returned.", run.celery_id)
+        raise Ignore("The task was returned before this process received it.")
+    return renewed.get(run.run_id, False)
 
 
 def _live(run: Run, options: TaskOptions, lease: float, worker: str, *, eager: bool) -> LiveRun:
@@ -360,9 +383,13 @@ def returned(live: LiveRun, value: Any) -> None:
 
 
 def call_function(task: Any, live: LiveRun) -> None:
-    """Call the function, and decide the success of the run when it returns. Raise the retry that
-    ``self.retry(throw=False)`` requested.
+    """Call the function, and decide the success of the run when it returns.
+
+    Raises the retry that ``self.retry(throw=False)`` requested, and RunCancelled instead of a call
+    if the cancellation was requested before.
     """
+    if live.cancel_requested:
+        raise RunCancelled
     args, kwargs = resolve.arguments_of(live.run)
     if REFERS in live.run.options:
         with nullcontext() if live.eager else dedicated_connection():

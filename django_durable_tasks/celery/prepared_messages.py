@@ -9,12 +9,13 @@ import re
 import uuid
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import signals
 from kombu.utils.json import dumps, loads
 
 from django_durable_tasks.ports import TaskMessage
+from django_durable_tasks.task_values import Run
 
 # The id and the headers of a message: the task, its epoch and the number of the message.
 #
@@ -27,9 +28,18 @@ HEADER = "durable_message"
 IDEMPOTENCY_HEADER = "durable_idempotency_key"
 BATCH_HEADER = "durable_batch"
 RUN_HEADER = "durable_run"
-"""The header with the ``Run`` of a task that this worker took from the database. Its message exists
-in the worker only: no broker can deliver an object of this type.
+"""The header with the ``TakenRun`` of a task that this worker took from the database. Its message
+exists in the worker only: no broker can deliver an object of this type.
 """
+
+
+class TakenRun(NamedTuple):
+    """A run that the parent process of a worker started, and when, by the monotonic clock."""
+
+    run: Run
+    at: float
+
+
 _BATCH_ID = re.compile(r"batch\.([0-9a-f]{12})", re.ASCII)
 # Other publishers may send any id. Only ids of this form are logged and stored.
 _SPELLING = re.compile(

@@ -30,6 +30,7 @@ from django_durable_tasks.celery.prepared_messages import (
     HEADER,
     RUN_HEADER,
     Envelope,
+    TakenRun,
     batch_token,
     parse,
 )
@@ -108,7 +109,7 @@ def on_revoked(
         outcome = Outcome(kind=EndingKind.REVOKED, error=error, error_type="Revoked")
         _record_in_parent(envelope, outcome)
         return
-    if RUN_HEADER in getattr(request, "request_dict", {}):  # the worker started it, no child did
+    if isinstance(getattr(request, RUN_HEADER, None), TakenRun):  # its function was not called
         _record_in_parent(envelope, Outcome(kind=EndingKind.REVOKED, error="Revoked."))
         return
 

@@ -340,6 +340,18 @@ def free_processes(but: Collection[str] = ()) -> int:
     return max(0, size - len(busy.union(but)))
 
 
+def tasks_in_process() -> set[uuid.UUID]:
+    """Return the tasks whose messages this worker has given to its pool and that have not ended."""
+    consumer = _ThisProcess.consumer
+    if consumer is None:
+        return set()
+    messages = (
+        prepared_messages.parse(request.id)
+        for request in list(consumer.controller.state.reserved_requests)
+    )
+    return {message.task_id for message in messages if message is not None}
+
+
 def in_pool_child() -> bool:
     """Return whether this process is a child of a prefork pool. Its parent records its death."""
     return _ThisProcess.is_pool_child

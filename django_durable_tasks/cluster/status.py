@@ -11,12 +11,13 @@ from typing import Any
 
 from django.db.models import Count, Min
 
+from django_durable_tasks import ports
 from django_durable_tasks.bounded_count import BoundedCount
 from django_durable_tasks.choices import WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.cluster import nodes, queues
 from django_durable_tasks.cluster.queues import Depth
 from django_durable_tasks.limits import config, operator_limits
-from django_durable_tasks.limits.backpressure import paused_queues
+from django_durable_tasks.limits.backpressure import heads, paused_queues
 from django_durable_tasks.limits.operator_limits import LimitUsage
 from django_durable_tasks.models import (
     BatchMessage,
@@ -91,19 +92,29 @@ def stalled(candidates: Iterable[Node], now: datetime) -> dict[uuid.UUID, str]:
             idle.append((node, still))
     waiting = dict[str, datetime]()
     if idle:
-        # Queues with tasks that were published and not started for STALLED_AFTER seconds. A worker
-        # without a connection to the broker reports a start just now and is not judged.
-        published = tasks().queued().filter(updated_at__lt=now - timedelta(seconds=STALLED_AFTER))
-        served = published.exclude(queue__in=sorted(paused_queues())).order_by()
-        waiting = dict(served.values_list("queue").annotate(since=Min("updated_at")))
+        waiting = _waiting(now - timedelta(seconds=STALLED_AFTER))
     for node, still in idle:
         queue = next((name for name in node.queues if name in waiting), None)
         if queue is not None:
             reasons[node.pk] = (
                 f"it has free processes and has started no task for {ago(still)}, though tasks wait"
-                f" published in queue {queue} since {ago((now - waiting[queue]).total_seconds())}"
+                f" in queue {queue} since {ago((now - waiting[queue]).total_seconds())}"
             )
     return reasons
+
+
+def _waiting(since: datetime) -> dict[str, datetime]:
+    """Return the queues with tasks that a worker could have started since this time, and did not,
+    each with the time since which the first one waits.
+
+    A worker without a connection to the broker reports a start just now and is not judged.
+    """
+    paused = paused_queues()
+    if ports.takes_tasks():
+        return {queue: at for queue, at in heads().items() if at < since and queue not in paused}
+    published = tasks().queued().filter(updated_at__lt=since)
+    served = published.exclude(queue__in=sorted(paused)).order_by()
+    return dict(served.values_list("queue").annotate(since=Min("updated_at")))
 
 
 @dataclass(frozen=True, slots=True)

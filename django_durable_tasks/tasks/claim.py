@@ -263,6 +263,12 @@ def _started(
     return [(message, by_task.get(message.task_id)) for message in messages]
 
 
+def runs_of_node(node: uuid.UUID, but: Collection[uuid.UUID]) -> list[Run]:
+    """Return the runs of a node that do not belong to batches, without these tasks."""
+    running = tables.tasks().running().filter(node=node, in_batch=False)
+    return claims.started_runs(running.exclude(pk__in=list(but)))
+
+
 def _message_of(run: Run, priority: int) -> TaskMessage:
     return TaskMessage(
         task_id=run.task_id,

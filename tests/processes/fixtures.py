@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import connections
+from kombu import pools
 from pytest_django.plugin import DjangoDbBlocker
 
 from django_durable_tasks.store.connections import close_all
@@ -33,6 +34,7 @@ def shared_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
         if not empty_tables("default"):
             call_command("flush", interactive=False, verbosity=0)
         close_all()
+        pools.reset()  # connections to a broker in the database that is about to be deleted
         connections.close_all()
 
 

@@ -26,7 +26,12 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import worker_node
-from django_durable_tasks.celery.prepared_messages import RUN_HEADER, celery_id_of, prepare
+from django_durable_tasks.celery.prepared_messages import (
+    RUN_HEADER,
+    TakenRun,
+    celery_id_of,
+    prepare,
+)
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler.dispatch_loop import QueueRotation
@@ -98,6 +103,14 @@ class _Held(NamedTuple):
     at: float
 
 
+class _Waiting(NamedTuple):
+    """A delivered run that no child has accepted: since when, and when its lease was renewed."""
+
+    run: Run
+    since: float
+    renewed: float
+
+
 class DueTasks:
     """The due tasks of the queues that one connection of a worker consumes."""
 
@@ -105,9 +118,11 @@ class DueTasks:
         self._rotation = QueueRotation()
         self._held = deque[_Held]()
         """Taken ahead, for the processes that become free within AHEAD seconds."""
-        self._waiting: dict[str, tuple[Run, float]] = {}
-        """The delivered runs that no child has accepted, by delivery tag, with the time of the
-        last renewal of their leases.
+        self._waiting: dict[str, _Waiting] = {}
+        """By delivery tag."""
+        self._in_doubt = False
+        """Whether a take failed, so that it may have started runs that this process does not
+        know.
         """
         self._found_enough = False
         self._gap, self._delivered_at = SLOW, float("-inf")
@@ -121,7 +136,9 @@ class DueTasks:
         return self._free_processes() > 0
 
     def _free_processes(self) -> int:
-        return worker_node.free_processes([run.celery_id for run, _ in self._waiting.values()])
+        return worker_node.free_processes(
+            [waiting.run.celery_id for waiting in self._waiting.values()]
+        )
 
     def accepted(self, delivery_tag: str) -> None:
         """Record that a child has begun the run of this message: it renews the lease."""
@@ -131,7 +148,7 @@ class DueTasks:
         """Return the task of this message to PENDING; Celery calls no function for it."""
         refused = self._waiting.pop(delivery_tag, None)
         if refused is not None:
-            _return([refused[0]])
+            _return([refused.run])
 
     def take(self, channels: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Start due tasks of these queues, as many as there are free processes; yield their
@@ -152,6 +169,7 @@ class DueTasks:
                 with dedicated_connection():
                     self._take(channels, number)
         except Error as error:
+            self._in_doubt = True
             logger.warning("No due tasks were taken: %s", reason_of(error))
             self.look_at = time.monotonic() + LOOK_EVERY
             return
@@ -185,12 +203,18 @@ class DueTasks:
             _return([held.run for held in left if held.run is not None])
 
     def _take(self, channels: Mapping[str, Any], number: int) -> None:
+        place = worker_node.place(conf.settings().LEASE)
+        if self._in_doubt:
+            known = {waiting.run.task_id for waiting in self._waiting.values()}
+            known |= {held.message.task_id for held in self._held}
+            _return(claim.runs_of_node(place.node, known | worker_node.tasks_in_process()))
+            self._in_doubt = False
         now = estimated_now()
         due = self._due(channels, now)
         demands = [
             QueueDemand(queue, number, levels=due[queue]) for queue in self._rotation.ordered(due)
         ]
-        place, taken = worker_node.place(conf.settings().LEASE), list[_Held]()
+        taken = list[_Held]()
         for part in claim.parted(demands) if demands else ():
             if left := number - len(taken):
                 at = time.monotonic()
@@ -235,47 +259,61 @@ class DueTasks:
         )
         if run is not None:
             run = run._replace(celery_id=celery_id_of(message))
-            built["headers"][RUN_HEADER] = run
-            self._waiting[tag] = run, time.monotonic()
+            now = time.monotonic()
+            built["headers"][RUN_HEADER] = TakenRun(run, now)
+            self._waiting[tag] = _Waiting(run, now, now)
         return channel.Message(built, channel=channel)
 
     def _renew(self) -> None:
-        """Renew the leases of runs that have waited for a child for HEARTBEAT seconds, for example
-        because of a rate limit of Celery.
+        """Renew the leases of delivered runs that wait for a rate limit of Celery. Return those to
+        PENDING that a child has not accepted for REPUBLISH_AFTER, because it is stopped.
         """
-        now = time.monotonic()
+        now, settings = time.monotonic(), conf.settings()
         old = {
-            tag: run
-            for tag, (run, renewed) in self._waiting.items()
-            if now - renewed > conf.settings().HEARTBEAT
+            tag: waiting
+            for tag, waiting in self._waiting.items()
+            if now - waiting.renewed > settings.HEARTBEAT
         }
         if not old:
             return
-        leases, default = _leases(), conf.settings().LEASE
+        of_pool = worker_node.tasks_in_process()
+        stuck = [
+            tag
+            for tag, waiting in old.items()
+            if waiting.run.task_id in of_pool and now - waiting.since > settings.REPUBLISH_AFTER
+        ]
+        if stuck:
+            _return([self._waiting.pop(tag).run for tag in stuck])
+        leases = _leases()
         beats = [
-            (run.task_id, run.epoch, run.run_id, leases.get(run.name, default))
-            for run in old.values()
+            (run.task_id, run.epoch, run.run_id, leases.get(run.name, settings.LEASE))
+            for tag, (run, _, _) in old.items()
+            if tag not in stuck
         ]
         try:
-            with dedicated_connection():
-                attempts.heartbeat(beats)
+            if beats:
+                with dedicated_connection():
+                    attempts.heartbeat(beats)
         except Error as error:
             logger.warning(
-                "Leases of %d taken runs were not renewed: %s", len(old), reason_of(error)
+                "Leases of %d taken runs were not renewed: %s", len(beats), reason_of(error)
             )
             return
-        self._waiting |= {tag: (run, now) for tag, run in old.items()}
+        for tag, waiting in old.items():
+            if tag in self._waiting:
+                self._waiting[tag] = waiting._replace(renewed=now)
 
     def give_back(self) -> None:
         """Return the tasks to PENDING that were taken and whose messages no child has accepted."""
-        runs = [run for run, _ in self._waiting.values()]
+        runs = [waiting.run for waiting in self._waiting.values()]
         runs += [held.run for held in self._held if held.run is not None]
         self._waiting, self._held = {}, deque()
-        if runs:
-            _return(runs)
+        _return(runs)
 
 
 def _return(runs: Sequence[Run]) -> None:
+    if not runs:
+        return
     try:
         with dedicated_connection():
             number = batches.return_uncalled(runs, worker_node.place(0).worker)

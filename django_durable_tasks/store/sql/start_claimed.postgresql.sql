@@ -1,12 +1,9 @@
 -- Starts claimed tasks in the process that claimed them.
--- synchronous_commit is off, as for claims. If the server loses a start in a crash, the ending of its run is refused, and
--- the task runs again, as after the loss of the process.
 UPDATE durable_tasks_task AS task
    SET status = 'RUNNING', epoch = task.epoch + 1, attempts = task.attempts + 1, run_id = claimed.run_id, node = %(node)s,
        started_at = clock_timestamp(), updated_at = clock_timestamp(), due_at = NULL, progress = NULL,
        lease_until = clock_timestamp() + claimed.lease * interval '1 second'
-  FROM unnest(%(ids)s::uuid[], %(epochs)s::bigint[], %(run_ids)s::uuid[], %(leases)s::float8[]) AS claimed (id, epoch, run_id, lease),
-       set_config('synchronous_commit', 'off', true) AS unflushed
+  FROM unnest(%(ids)s::uuid[], %(epochs)s::bigint[], %(run_ids)s::uuid[], %(leases)s::float8[]) AS claimed (id, epoch, run_id, lease)
  WHERE task.id = claimed.id AND task.status = 'QUEUED' AND task.epoch = claimed.epoch AND task.cancel_requested_at IS NULL
    AND (task.expires_at IS NULL OR task.expires_at > clock_timestamp())
    AND NOT EXISTS (SELECT 1 FROM durable_tasks_queue_control AS control

@@ -1,7 +1,7 @@
 -- Claims due tasks as claim.postgresql.sql does, and starts those of the names in `leases` in the same statement. A task
 -- with an overlap key is claimed only, because these keys are checked after the COMMIT; so is one that has expired.
--- MATERIALIZED, status || '' and synchronous_commit: see claim.postgresql.sql. If the server loses a start in a crash, the
--- ending of its run is refused, and the task runs again, as after the loss of the process.
+-- MATERIALIZED and status || '': see claim.postgresql.sql. The COMMIT is flushed, unlike that of a claim: after a crash of
+-- the server no other run may have the same epoch, which functions give to outside systems as `fence`.
 WITH due AS MATERIALIZED (
   SELECT part.id, part.overlap_key, part.waiting_for_limit,
          CASE WHEN part.overlap_key IS NULL AND (part.expires_at IS NULL OR part.expires_at > clock_timestamp())
@@ -32,9 +32,7 @@ UPDATE durable_tasks_task AS task
        started_at = CASE WHEN due.lease IS NULL THEN task.started_at ELSE clock_timestamp() END,
        progress = CASE WHEN due.lease IS NULL THEN task.progress END,
        lease_until = CASE WHEN due.lease IS NULL THEN task.lease_until ELSE clock_timestamp() + due.lease * interval '1 second' END
-  FROM due,
-       (SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM due WHERE overlap_key IS NOT NULL)
-                    THEN set_config('synchronous_commit', 'off', true) END) AS unflushed
+  FROM due
  WHERE task.id = due.id AND task.status || '' = 'PENDING'
 RETURNING task.id, task.name, task.queue, task.tenant_id, task.epoch, task.run_id, task.node, task.attempts, task.failures,
           task.crashes, task.max_attempts, task.args, task.kwargs, task.options, task.idempotency_key,
