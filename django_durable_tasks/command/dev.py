@@ -143,7 +143,8 @@ def dev(options: Options, out: Output) -> int:
                 return _run_code(options, lines, requests, web=web)
             return _run_and_reload(lines, requests, web)
         finally:
-            stop(web, _GRACE_OF_OTHERS, requests)
+            # Also after a second Ctrl-C: if it were killed, the process that it started would stay.
+            stop(web, _GRACE_OF_OTHERS)
             for child in web:
                 child.close()
 

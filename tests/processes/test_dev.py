@@ -144,6 +144,15 @@ def test_a_task_that_waits_for_the_start_of_the_worker_is_not_explained(project:
     assert " waits: " not in dev.output()
 
 
+def test_two_ctrl_c_in_a_row_end_the_development_server_too(project: Newcomer) -> None:
+    dev = project.ready(project.dev("--web", str(free_port())))
+    until(lambda: "Starting development server" in dev.output(), within=STARTING)
+    dev.signal(signal.SIGINT)
+    dev.signal(signal.SIGINT)
+    assert dev.process.wait(STOPPING) == 0
+    until(lambda: group_is_gone(dev), within=10)
+
+
 def test_the_reason_why_a_task_waits_is_shown_once(project: Newcomer) -> None:
     dev = project.ready(project.dev())
     project.manage("durable", "pause", "mail", "--reason", "provider is down")
