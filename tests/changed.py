@@ -41,6 +41,7 @@ TABLE = (
     ("database/scheduler broker processes@postgresql@rabbitmq smoke", "scheduler/"),
     ("unit database/checks/test_database_checks.py", "checks.py"),
     ("database/api documentation", "contrib/api/"),
+    ("database smoke", "contrib/database_transport/ tests/kombu_conformance/"),
     ("database/recurring unit", "contrib/"),
     (
         "unit database/dependencies database/workflows crash_points@postgresql smoke",
@@ -56,7 +57,6 @@ TABLE = (
     ("broker@redis smoke", "tests/broker/"),
     ("processes@postgresql@rabbitmq smoke", "tests/processes/"),
     ("mutants", "tests/mutants/"),
-    ("database", "contrib/database_transport/ tests/kombu_conformance/"),
     ("chaos", "tests/chaos/"),
     ("browser", "tests/browser/"),
     ("processes/test_kill_trial.py@postgresql", "tests/kill_trials/"),

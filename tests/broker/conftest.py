@@ -36,6 +36,8 @@ NOT_IN_DATABASE = {
     "test_a_lost_broker_opens_the_breaker_and_rejects_no_queue": IS_THE_DATABASE,
     "test_a_message_lost_by_the_broker_is_republished": NO_MESSAGE,
     "test_a_call_is_published_to_the_queue_that_celery_uses_and_to_no_other": NO_MESSAGE,
+    "test_a_message_in_another_queue_starts_nothing_and_is_counted": NO_MESSAGE,
+    "test_a_message_revoked_before_its_start_cancels_the_task": NO_MESSAGE,
     "test_a_call_by_celerys_command_creates_a_task_that_runs": NO_DJANGO,
     "test_without_the_setting_the_worker_logs_instructions": NO_DJANGO,
 }
