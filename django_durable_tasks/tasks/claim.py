@@ -236,15 +236,16 @@ def _take_together(
         name: lease for name, lease in leases.items() if not limit_config.may_bind([(name, "")])
     }
     wait = conf.settings().REPUBLISH_AFTER
-    with nullcontext() if len(free) == len(leases) else tables.atomic():
+    # A statement alone commits itself, which saves two round trips for each take.
+    with nullcontext() if limit_config.empty else tables.atomic():
         started, claimed = runs.take_alone(demands, now, limit, node, wait, free)
         if claimed:
-            gate = admission.LimitAdmission(limit_config)
-            queues = {task.queue for task in claimed}
-            admitted = gate.admit_claimed(in_publishing_order(claimed, now))
-            if len(admitted) < len(claimed):
-                gate.clear_heads(sorted(queues), now, _AHEAD)
-            gate.close()
+            with tables.atomic():
+                gate = admission.LimitAdmission(limit_config)
+                admitted = gate.admit_claimed(in_publishing_order(claimed, now))
+                if len(admitted) < len(claimed):
+                    gate.clear_heads(sorted({task.queue for task in claimed}), now, _AHEAD)
+                gate.close()
             claimed = admitted
     return started, claims.messages_for(overlap.admitted(claimed)) if claimed else []
 

@@ -119,7 +119,9 @@ class DueTasks:
         self._held = deque[_Held]()
         """Taken ahead, for the processes that become free within AHEAD seconds."""
         self._waiting: dict[str, _Waiting] = {}
-        """By delivery tag."""
+        """By delivery tag. The threads of a pool remove what they accept, so it is copied before it
+        is iterated.
+        """
         self._in_doubt = False
         """Whether a take failed, so that it may have started runs that this process does not
         know.
@@ -137,7 +139,7 @@ class DueTasks:
 
     def _free_processes(self) -> int:
         return worker_node.free_processes(
-            [waiting.run.celery_id for waiting in self._waiting.values()]
+            [waiting.run.celery_id for waiting in list(self._waiting.values())]
         )
 
     def accepted(self, delivery_tag: str) -> None:
@@ -205,7 +207,7 @@ class DueTasks:
     def _take(self, channels: Mapping[str, Any], number: int) -> None:
         place = worker_node.place(conf.settings().LEASE)
         if self._in_doubt:
-            known = {waiting.run.task_id for waiting in self._waiting.values()}
+            known = {waiting.run.task_id for waiting in list(self._waiting.values())}
             known |= {held.message.task_id for held in self._held}
             _return(claim.runs_of_node(place.node, known | worker_node.tasks_in_process()))
             self._in_doubt = False
@@ -271,7 +273,7 @@ class DueTasks:
         now, settings = time.monotonic(), conf.settings()
         old = {
             tag: waiting
-            for tag, waiting in self._waiting.items()
+            for tag, waiting in list(self._waiting.items())
             if now - waiting.renewed > settings.HEARTBEAT
         }
         if not old:
@@ -305,7 +307,7 @@ class DueTasks:
 
     def give_back(self) -> None:
         """Return the tasks to PENDING that were taken and whose messages no child has accepted."""
-        runs = [waiting.run for waiting in self._waiting.values()]
+        runs = [waiting.run for waiting in list(self._waiting.values())]
         runs += [held.run for held in self._held if held.run is not None]
         self._waiting, self._held = {}, deque()
         _return(runs)
