@@ -352,6 +352,11 @@ def tasks_in_process() -> set[uuid.UUID]:
     return {message.task_id for message in messages if message is not None}
 
 
+def node_of_worker() -> uuid.UUID | None:
+    """Return the id of the node of this worker; None in the processes of a pool and elsewhere."""
+    return _ThisProcess.node if _ThisProcess.worker_pid == os.getpid() else None
+
+
 def in_pool_child() -> bool:
     """Return whether this process is a child of a prefork pool. Its parent records its death."""
     return _ThisProcess.is_pool_child

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -32,6 +32,8 @@ from django_durable_tasks.celery.prepared_messages import (
     celery_id_of,
     prepare,
 )
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.database_transport import session
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler.dispatch_loop import QueueRotation
@@ -91,6 +93,15 @@ def takes_tasks() -> bool:
     """
     name = broker_name()
     return name is not None and not ports.eager() and find_alias(name) == conf.settings().DATABASE
+
+
+def return_messages(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Return the messages of workers that were declared dead, before their leases end; a job of the
+    leader.
+    """
+    name = broker_name()
+    alias = None if name is None else find_alias(name)
+    return 0 if alias is None else session.release_of_dead_nodes(alias)
 
 
 class _Held(NamedTuple):

@@ -25,6 +25,9 @@ class Consumer(models.Model):
     expires_at = InstantField(_("expires at"))
     hostname = ExactCharField(_("host"), max_length=255)
     process_id = models.BigIntegerField(_("process"))
+    node = models.UUIDField(
+        _("node"), null=True, help_text=_("Its death ends the lease. Empty outside of workers.")
+    )
 
     class Meta:
         verbose_name = _("consumer of the broker")

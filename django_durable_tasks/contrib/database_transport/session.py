@@ -26,11 +26,14 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, InterfaceError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
+from django_durable_tasks.celery import worker_node
 from django_durable_tasks.contrib.database_transport import routing
 from django_durable_tasks.contrib.database_transport.models import Consumer, Message, Queue
+from django_durable_tasks.models import Node
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.connections import WORK, open_dedicated
 from django_durable_tasks.store.dialects import POSTGRESQL, sql
@@ -54,6 +57,8 @@ _RETRY = 1.0
 _ID_BITS = 62
 # Expired messages that one round deletes.
 _EXPIRED_AT_ONCE = 1000
+# Dead nodes that the job looks at: the latest ones.
+_NODES = 1000
 # Seconds that a fork waits for a statement of another thread.
 _FORK_PATIENCE = 30.0
 
@@ -172,7 +177,7 @@ class Session:
                 self.flush()
                 if self._keeper is not None:
                     with transaction.atomic(using=self.alias):
-                        self._release_of([self.consumer])
+                        _release_of(self.alias, [self.consumer])
         except LOST as error:
             logger.warning(
                 "The messages of this consumer return at the end of its lease (%s): %s",
@@ -199,6 +204,7 @@ class Session:
             expires_at=after(self._lease),
             hostname=socket.gethostname()[:255],
             process_id=os.getpid(),
+            node=worker_node.node_of_worker(),
         )
 
     def _keep(self) -> None:
@@ -246,18 +252,7 @@ class Session:
     # Reaping: any consumer does it for all.
 
     def _reap(self) -> None:
-        features = connections[self.alias].features
-        with transaction.atomic(using=self.alias):
-            expired = Consumer.objects.using(self.alias).filter(expires_at__lt=DatabaseNow())
-            skip = features.has_select_for_update_skip_locked
-            dead = list(expired.select_for_update(skip_locked=skip).values_list("pk", flat=True))
-            if dead:
-                number = self._release_of(dead)
-                logger.warning(
-                    "%d consumers did not renew their leases: %d messages returned to their queues",
-                    len(dead),
-                    number,
-                )
+        release(self.alias, Consumer.objects.filter(expires_at__lt=DatabaseNow()))
         expired_messages = Message.objects.using(self.alias).filter(
             expires_at__lt=DatabaseNow(), consumer__isnull=True
         )
@@ -269,15 +264,6 @@ class Session:
         routing.drop_queues(self.alias, self._dropped)
         if again:
             Message.objects.using(self.alias).filter(queue__in=again).delete()
-
-    def _release_of(self, consumers: Sequence[int]) -> int:
-        # First without locks: on MySQL and MariaDB an UPDATE by an unindexed column would wait for
-        # the uncommitted messages of every caller.
-        messages = Message.objects.using(self.alias).filter(consumer__in=consumers)
-        ids = list(messages.values_list("pk", flat=True))
-        number = messages.filter(pk__in=ids).update(consumer=None) if ids else 0
-        Consumer.objects.using(self.alias).filter(pk__in=consumers).delete()
-        return number
 
     # Messages.
 
@@ -437,6 +423,41 @@ class Session:
             for channel, rows in candidates.items()
             for row in sorted(rows, key=lambda row: (row.rank, row.id))[: limits[channel]]
         ]
+
+
+def release(alias: str, consumers: QuerySet[Consumer]) -> int:
+    """Delete these consumers, except those that another transaction has locked, and return their
+    messages to the queues; return the number of messages.
+    """
+    skip = connections[alias].features.has_select_for_update_skip_locked
+    with transaction.atomic(using=alias):
+        locked = consumers.using(alias).select_for_update(skip_locked=skip)
+        dead = list(locked.values_list("pk", flat=True))
+        number = _release_of(alias, dead) if dead else 0
+    if dead:
+        logger.warning(
+            "%d consumers have gone: %d messages returned to their queues", len(dead), number
+        )
+    return number
+
+
+def _release_of(alias: str, consumers: Sequence[int]) -> int:
+    # First without locks: on MySQL and MariaDB an UPDATE by an unindexed column would wait for the
+    # uncommitted messages of every caller.
+    messages = Message.objects.using(alias).filter(consumer__in=consumers)
+    ids = list(messages.values_list("pk", flat=True))
+    number = messages.filter(pk__in=ids).update(consumer=None) if ids else 0
+    Consumer.objects.using(alias).filter(pk__in=consumers).delete()
+    return number
+
+
+def release_of_dead_nodes(alias: str) -> int:
+    """Return the messages that workers hold which were declared dead; a job of the leader."""
+    dead = Node.objects.using(tables.database()).filter(declared_dead=True)
+    nodes = list(dead.order_by("-last_seen_at").values_list("pk", flat=True)[:_NODES])
+    consumers = Consumer.objects.filter(node__in=nodes)
+    # The lock is needed for those that exist only, which are few and seldom.
+    return release(alias, consumers) if consumers.using(alias).exists() else 0
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import kombu
 import pytest
@@ -13,9 +15,12 @@ from django.db import transaction
 from kombu.exceptions import ChannelError
 
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.contrib.database_transport import routing
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor, register
+from django_durable_tasks.contrib.database_transport import due_tasks, routing
 from django_durable_tasks.contrib.database_transport.models import Consumer, Message
 from django_durable_tasks.contrib.database_transport.transport import MessageTooLarge
+from django_durable_tasks.models import Node, NodeKind
+from django_durable_tasks.store.clock import database_now
 from tests.broker.routes import application
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -194,3 +199,30 @@ def test_a_message_that_cannot_be_read_is_delivered_after_its_repair(
     assert "repair it and set consumer to NULL, or delete it" in caplog.text
     Message.objects.update(body=good, consumer=None)
     assert broker.default_channel.basic_get("orders").payload == 1
+
+
+def test_what_a_dead_worker_holds_returns_when_its_node_is_declared_dead(
+    broker: kombu.Connection, settings: Any
+) -> None:
+    settings.CELERY_BROKER_URL = "durable-database://default"
+    nodes = {name: uuid.uuid4() for name in ("dead", "alive")}
+    for name, node in nodes.items():
+        register(node, f"worker@{name}", NodeKind.WORKER, concurrency=1, queues=("orders",))
+    for number, (name, node) in enumerate(nodes.items(), start=1):
+        _put(broker, "orders", name)
+        Consumer.objects.create(
+            pk=number,
+            node=node,
+            expires_at=datetime(2100, 1, 1, tzinfo=UTC),
+            hostname=name,
+            process_id=1,
+        )
+        Message.objects.filter(consumer=None).update(consumer=number)
+    assert due_tasks.return_messages(database_now(), HeartbeatMonitor()) == 0
+    Node.objects.filter(pk=nodes["dead"]).update(declared_dead=True)
+    assert due_tasks.return_messages(database_now(), HeartbeatMonitor()) == 1
+    with kombu.Connection(
+        "durable-database://default", transport_options={"notify": False}
+    ) as other:
+        assert other.default_channel.basic_get("orders").payload == "dead"
+        assert other.default_channel.basic_get("orders") is None

@@ -41,6 +41,14 @@ class Migration(migrations.Migration):
                     ExactCharField(max_length=255, verbose_name="host"),
                 ),
                 ("process_id", models.BigIntegerField(verbose_name="process")),
+                (
+                    "node",
+                    models.UUIDField(
+                        help_text="Its death ends the lease. Empty outside of workers.",
+                        null=True,
+                        verbose_name="node",
+                    ),
+                ),
             ],
             options={
                 "verbose_name": "consumer of the broker",
