@@ -34,7 +34,9 @@ def shared_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
         if not empty_tables("default"):
             call_command("flush", interactive=False, verbosity=0)
         close_all()
-        pools.reset()  # connections to a broker in the database that is about to be deleted
+        # Connections to a broker in the database that is about to be deleted.
+        for pool in list(pools.connections.values()):
+            pool.force_close_all(close_pool=False)
         connections.close_all()
 
 
