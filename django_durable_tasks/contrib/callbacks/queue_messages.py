@@ -316,6 +316,11 @@ def _check_bound(channel: Any, message: QueueMessage) -> None:
     """Refuse an exchange without a matching queue, which Kombu's own transports ignore."""
     if not message.exchange:
         return
+    is_routed = getattr(channel, "is_routed", None)
+    if is_routed is not None:  # a transport that stores bindings with their types
+        if not is_routed(message.exchange, message.routing_key, message.headers):
+            raise MessageRejected(f"{message.place}: no queue is bound to it.")
+        return
     try:
         table = channel.get_table(message.exchange)
         if message.exchange not in channel.state.exchanges:

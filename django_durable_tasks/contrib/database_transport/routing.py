@@ -271,7 +271,7 @@ class Declarations:
                 return int(cursor.rowcount)
         queues = Queue.objects.using(self.alias).filter(_in_use())
         if exchange:
-            queues = queues.filter(pk__in=self._routed_to(exchange, routing_key, headers))
+            queues = queues.filter(pk__in=self.routed_to(exchange, routing_key, headers))
         else:
             queues = queues.filter(name=routing_key)
         rows = [
@@ -286,7 +286,8 @@ class Declarations:
         Message.objects.using(self.alias).bulk_create(rows)
         return len(rows)
 
-    def _routed_to(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> list[int]:
+    def routed_to(self, exchange: str, routing_key: str, headers: Mapping[str, Any]) -> list[int]:
+        """Return the ids of the queues to which an exchange routes such a message."""
         kind = self.type_of(exchange)
         bindings = Binding.objects.using(self.alias).filter(
             exchange__in=Exchange.objects.using(self.alias).filter(name=exchange).values("pk")

@@ -217,8 +217,9 @@ class Session:
             try:
                 if self._acknowledged:
                     threading.Event().wait(_ACKNOWLEDGE_WITHIN)
-                    with self.connected():
-                        self.flush()
+                    if self._acknowledged:
+                        with self.connected():
+                            self.flush()
                 if time.monotonic() >= next_round and not self._closed:
                     with self.connected():
                         self._round()
@@ -229,6 +230,8 @@ class Session:
             except Exception:
                 logger.exception("The lease could not be renewed.")
                 next_round = time.monotonic() + _RETRY
+        with self._lock:  # this thread may have opened one after ``close`` had closed its own
+            self._drop_connection()
 
     def _round(self) -> None:
         if self._closed:

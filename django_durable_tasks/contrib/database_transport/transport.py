@@ -268,6 +268,11 @@ class Channel(virtual.Channel):
                 return
             self.declarations.delete_queue(queue)
 
+    def is_routed(self, exchange: str, routing_key: str, headers: Any = None) -> bool:
+        """Return whether an exchange routes such a message to a queue."""
+        with self._statements():
+            return bool(self.declarations.routed_to(exchange, routing_key, headers or {}))
+
     def list_bindings(self) -> Any:
         """Return the stored bindings as queue, exchange and routing key."""
         with self._statements():
