@@ -47,8 +47,11 @@ from tests.project.tasks import add
 
 pytestmark = pytest.mark.django_db
 CHANGING = [one for one in SUBCOMMANDS.values() if one.operations]
-READING = [one for one in SUBCOMMANDS.values() if not one.operations and one.name != "shadow"]
-"""``shadow`` waits for the fires of django-celery-beat. Its own tests run it."""
+WAITING = ("dev", "shadow")
+"""Subcommands that wait: for Ctrl-C, and for the fires of django-celery-beat. Their own tests run
+them.
+"""
+READING = [one for one in SUBCOMMANDS.values() if not (one.operations or one.name in WAITING)]
 DJANGO_DELETES = {"limit", "tenant"}
 """Models with Django's own delete action. That of limits performs ``limit.remove``."""
 
