@@ -98,7 +98,7 @@ class HealthFile:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when the process started, which tells it from a later one with the same id; None if
+    """Return when the process started, which distinguishes it from a later one with the same id; None if
     the system does not say.
     """
     try:

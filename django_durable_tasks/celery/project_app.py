@@ -2,7 +2,7 @@
 in ``<project>/celery.py`` would be.
 
 It is made when Django starts, unless the packages of the project have made one, or contain a module
-``celery`` that nobody has imported: the system check E007 names that mistake. Workers find it, or
+``celery`` that was not imported: the system check E007 reports that. Workers find it, or
 the application of the project, by ``celery -A django_durable_tasks worker``.
 """
 

@@ -123,8 +123,8 @@ def test_after_a_syntax_error_the_corrected_code_runs(project: Newcomer) -> None
 def test_a_failed_task_is_shown_with_its_page_in_the_admin(project: Newcomer) -> None:
     port = free_port()
     dev = project.ready(project.dev("--web", str(port)))
-    task = project.schedule("fail.schedule('nobody')")
-    printed(dev, f"fail {task} failed after .*: ValueError: no address: nobody")
+    task = project.schedule("fail.schedule('nowhere')")
+    printed(dev, f"fail {task} failed after .*: ValueError: no address: nowhere")
     assert "accounts/tasks.py" in dev.output()
     assert "celery/gate.py" not in dev.output()  # the frames that call the function
     link = printed(dev, rf"http://127.0.0.1:{port}/\S+")[0]

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -37,7 +38,7 @@ from django_durable_tasks.contrib.database_transport import session
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler.dispatch_loop import QueueRotation
-from django_durable_tasks.states.demand import QueueDemand
+from django_durable_tasks.states.demand import ALL_LEVELS, QueueDemand
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
@@ -57,7 +58,7 @@ SLOW = 0.5
 # Seconds between two looks for the next due time while nothing is due.
 LOOK_EVERY = 1.0
 # Seconds: how far a look reads ahead. Longer than the pause between two looks.
-_AHEAD = 2.5
+_READ_AHEAD = 2.5
 # The priorities of Celery's numbers as RabbitMQ orders them; only Redis has the other direction.
 _DRIVER = "django"
 
@@ -114,7 +115,8 @@ class _Held(NamedTuple):
     at: float
 
 
-class _Waiting(NamedTuple):
+@dataclass(slots=True)
+class _Waiting:
     """A delivered run that no child has accepted: since when, and when its lease was renewed."""
 
     run: Run
@@ -254,9 +256,11 @@ class DueTasks:
         if self._found_enough:
             self._found_enough = False
             self.look_at = time.monotonic()
-            return dict.fromkeys(channels, QueueDemand("", 0).levels)
+            return dict.fromkeys(channels, ALL_LEVELS)
         heads = [
-            head for head in read_heads(now + timedelta(seconds=_AHEAD)) if head.queue in channels
+            head
+            for head in read_heads(now + timedelta(seconds=_READ_AHEAD))
+            if head.queue in channels
         ]
         pauses = [(head.at - now).total_seconds() for head in heads if head.at > now]
         self.look_at = time.monotonic() + min([LOOK_EVERY, *pauses])
@@ -296,12 +300,13 @@ class DueTasks:
             if waiting.run.task_id in of_pool and now - waiting.since > settings.REPUBLISH_AFTER
         ]
         if stuck:
-            _return([self._waiting.pop(tag).run for tag in stuck])
+            # Not those that a thread of the pool has accepted meanwhile.
+            found = (self._waiting.pop(tag, None) for tag in stuck)
+            _return([waiting.run for waiting in found if waiting is not None])
         leases = _leases()
         beats = [
             (run.task_id, run.epoch, run.run_id, leases.get(run.name, settings.LEASE))
-            for tag, (run, _, _) in old.items()
-            if tag not in stuck
+            for run in (waiting.run for tag, waiting in old.items() if tag not in stuck)
         ]
         try:
             if beats:
@@ -312,9 +317,8 @@ class DueTasks:
                 "Leases of %d taken runs were not renewed: %s", len(beats), reason_of(error)
             )
             return
-        for tag, waiting in old.items():
-            if tag in self._waiting:
-                self._waiting[tag] = waiting._replace(renewed=now)
+        for waiting in old.values():
+            waiting.renewed = now
 
     def give_back(self) -> None:
         """Return the tasks to PENDING that were taken and whose messages no child has accepted."""
@@ -364,7 +368,7 @@ def on_worker_shutdown(**_: Any) -> None:
 
 
 def connect() -> None:
-    """Connect the receiver, and tell the core how tasks reach the workers."""
+    """Connect the receiver, and assign the port that decides whether tasks need messages."""
     ports.bind_takes_tasks(takes_tasks)
     signals.worker_shutdown.connect(
         on_worker_shutdown, weak=False, dispatch_uid="django_durable_tasks.due_tasks"
