@@ -98,8 +98,8 @@ class HealthFile:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when the process started, which distinguishes it from a later one with the same id; None if
-    the system does not say.
+    """Return when the process started, which distinguishes it from a later one with the same id;
+    None if the system does not provide it.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
