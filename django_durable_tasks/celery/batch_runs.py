@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, WorkerShutdown, WorkerTerminate
 from celery.exceptions import Retry as CeleryRetry
 from celery.utils.serialization import get_pickleable_exception
-from django.db import Error, close_old_connections
+from django.db import Error
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import endings, gate, publisher, worker_node, worker_repairs
@@ -36,6 +36,7 @@ from django_durable_tasks.celery.publisher import CARRIER
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.limits import config
 from django_durable_tasks.states.machine import EndingKind, Outcome, decide
+from django_durable_tasks.store import connections
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.task_values import Run, RunLocation
@@ -72,6 +73,8 @@ class TaskEvents:
             for name in ("on_success", "on_failure", "on_retry", "after_return")
             if getattr(type(task), name) is not getattr(CeleryTask, name)
         }
+        self.any = bool(self._hooks or any(self._signals.values()))
+        """Whether anything is called around the function."""
         # Whether something is called after a success of this task. It is recorded first then.
         self.follow_success = bool(
             self._signals["task_success"]
@@ -513,6 +516,8 @@ class _Message:
         self._token, self._events = token, TaskEvents(task)
         self._request = {name: value for name, value in vars(request).items() if name in _COPIED}
         self._is_received, self._taken_at = False, 0.0
+        self._before: Mapping[str, int] | None = None
+        """The open blocks before the functions, if no other code of the project runs between."""
         self._collected: LiveRun | None = None
         """The last run whose success the batch records together with others."""
         self._exit: SystemExit | None = None
@@ -591,6 +596,8 @@ class _Message:
         try:
             process_runs.leases.add(*lives)
             _task_stack.push(self._task)
+            if not self._events.any:
+                self._before = connections.prepare_for_function()
             try:
                 batch_thread.add(batch)
                 while (live_run := batch.next_run()) is not None:
@@ -651,8 +658,6 @@ class _Message:
         finally:
             self._task.pop_request()
             process_runs.forget(celery_id)
-            with suppress(Error):
-                close_old_connections()  # as Celery does after each message
 
     def _call_and_follow(self, batch: BatchInProgress, live: LiveRun) -> None:
         try:
@@ -669,7 +674,8 @@ class _Message:
                 self._follow_failure(live, ended)
                 return
             value = live.value
-        self._events.succeeded(live, value)
+        if self._events.follow_success:
+            self._events.succeeded(live, value)
 
     def _follow_failure(self, live: LiveRun, ended: BaseException) -> None:
         try:
@@ -711,7 +717,7 @@ class _Message:
         def body(task: Any, live: LiveRun) -> Any:
             if self._options.atomic:
                 return gate.atomic_body(task, live)
-            gate.call_function(task, live)
+            gate.call_function(task, live, self._before)
             return self._succeed(batch, live)
 
         return gate.run_body(body, self._task, live, not_closed=(EndingNotRecorded, SystemExit))

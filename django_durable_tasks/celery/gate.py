@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
@@ -90,9 +90,10 @@ def state_of(request: Any) -> CallState:
     return state
 
 
-@contextmanager
-def of_row(request: Any, live: LiveRun) -> Iterator[None]:
-    """Make the request show the task's id, its arguments and the headers of its call."""
+def _show_task(request: Any, live: LiveRun) -> dict[str, Any]:
+    """Make the request show the task's id, its arguments and the headers of its call; return the
+    attributes of its message.
+    """
     task_id, headers = str(live.run.task_id), live.run.options.get("headers")
     before = {
         "id": request.id,
@@ -106,10 +107,7 @@ def of_row(request: Any, live: LiveRun) -> Iterator[None]:
     if headers:
         kind = type(request)
         request.update({name: value for name, value in headers.items() if not hasattr(kind, name)})
-    try:
-        yield
-    finally:
-        request.update(before)
+    return before
 
 
 def wrap_hooks(owner: type) -> None:
@@ -382,8 +380,11 @@ def returned(live: LiveRun, value: Any) -> None:
     process_runs.share_returned(live)
 
 
-def call_function(task: Any, live: LiveRun) -> None:
+def call_function(task: Any, live: LiveRun, before: Mapping[str, int] | None = None) -> None:
     """Call the function, and decide the success of the run when it returns.
+
+    ``before``: what ``connections.prepare_for_function()`` returned, if no code of the project ran
+    since, or only functions called by this one.
 
     Raises the retry that ``self.retry(throw=False)`` requested, and RunCancelled instead of a call
     if the cancellation was requested before.
@@ -401,9 +402,10 @@ def call_function(task: Any, live: LiveRun) -> None:
             )
     live.args, live.kwargs = args, kwargs
     atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
-    if not live.eager and not atomic:
-        connections.roll_back_left("An earlier task of this process")
-    before, values = connections.open_blocks(), list[Any]()
+    if before is None:
+        begin = live.eager or atomic
+        before = connections.open_blocks() if begin else connections.prepare_for_function()
+    request, values = task.request, list[Any]()
     live.called = True
 
     def decide(value: Any) -> None:
@@ -415,9 +417,12 @@ def call_function(task: Any, live: LiveRun) -> None:
         returned(live, value)
 
     try:
-        with of_row(task.request, live):
-            task.before_start(str(live.run.task_id), live.args, live.kwargs)
-            values.append(task.call_function(*live.args, **live.kwargs))
+        of_message = _show_task(request, live)
+        try:
+            task.before_start(request.id, live.args, live.kwargs)
+            values.append(task.call_function(request, live.args, live.kwargs))
+        finally:
+            request.update(of_message)
         decide(values[0])
     except BaseException as error:
         if not values:
@@ -447,9 +452,7 @@ def atomic_body(task: Any, live: LiveRun) -> Any:
     lost after the function returned, the run is LOST: the function is called again, and the loss is
     charged to ``max_crashes``, because a transaction may exceed a limit of the database each time.
     """
-    if not live.eager:
-        connections.roll_back_left("An earlier task of this process")
-    before = connections.open_blocks()
+    before = connections.open_blocks() if live.eager else connections.prepare_for_function()
     try:
         with transaction.atomic(using=conf.settings().DATABASE):
             call_function(task, live)

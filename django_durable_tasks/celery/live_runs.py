@@ -299,11 +299,13 @@ class LiveRuns:
         self.leases = LeaseHeartbeat()
         self._by_celery_id: dict[str, LiveRun] = {}
         self._of_thread = _OfThread()
+        self._place: int | None = None
+        """Where in the shared memory this process writes what has returned."""
         self.share_last_start()
 
     def clear(self) -> None:
         """Remove the runs of the parent process; called in a forked child."""
-        self.leases = LeaseHeartbeat()
+        self.leases, self._place = LeaseHeartbeat(), None
         self._by_celery_id.clear()
 
     def current(self) -> LiveRun | None:
@@ -338,8 +340,9 @@ class LiveRuns:
 
     def share_returned(self, live: LiveRun) -> None:
         """Let the parent of this child process know that the function of this run has returned."""
-        place = int(getattr(current_process(), "index", 0)) % _CHILDREN * _RETURNED.size
-        _RETURNED.pack_into(self._returned, place, live.run.task_id.bytes, live.run.epoch)
+        if self._place is None:
+            self._place = int(getattr(current_process(), "index", 0)) % _CHILDREN * _RETURNED.size
+        _RETURNED.pack_into(self._returned, self._place, live.run.task_id.bytes, live.run.epoch)
 
     def has_returned(self, task_id: uuid.UUID, epoch: int) -> bool:
         """Return whether this run is the last one of a child whose function has returned."""

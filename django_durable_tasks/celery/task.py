@@ -51,8 +51,8 @@ class DurableTask(CeleryTask):
         """Run the task of the current message, or call the function.
 
         Celery calls this for a message. Then the gate calls the function through
-        ``call_function()``, which ends here again. A direct call, also inside another task, calls
-        the function.
+        ``call_function()``, which ends here again if there is an overridden ``__call__``. A direct
+        call, also inside another task, calls the function.
         """
         request = self.request
         if request.called_directly:
@@ -63,6 +63,9 @@ class DurableTask(CeleryTask):
         if not state.received:
             state.received = True
             return self._receive(state, args, kwargs)
+        return self._run(state, args, kwargs)
+
+    def _run(self, state: gate.CallState, args: Any, kwargs: Any) -> Any:
         state.in_function = True
         try:
             return self.run(*args, **kwargs)
@@ -78,9 +81,11 @@ class DurableTask(CeleryTask):
             return self._plain_message(args, kwargs)
         return gate.run_message(self, envelope)
 
-    def call_function(self, *args: Any, **kwargs: Any) -> Any:
+    def call_function(self, request: Any, args: Any, kwargs: Any) -> Any:
         """Call the function of an accepted message, with an overridden ``__call__`` around it."""
-        around: Any = type(self).around_function or DurableTask.__call__
+        around: Any = type(self).around_function
+        if around is None:
+            return self._run(gate.state_of(request), args, kwargs)
         return around(self, *args, **kwargs)
 
     def _plain_message(self, args: Any, kwargs: Any) -> Any:
@@ -97,7 +102,7 @@ class DurableTask(CeleryTask):
                 )
             if not plain_messages.has_canvas(self.request):
                 plain_messages.adopt(self, args, kwargs)
-        return self.call_function(*args, **kwargs)
+        return self.call_function(self.request, args, kwargs)
 
     @property
     def durable(self) -> RunContext:

@@ -113,6 +113,12 @@ _RUN_VALUES = [
     Coalesce("queued_at", "created_at") if name == "queued_at" else name for name in RUN_COLUMNS
 ]
 
+_JSON_PLACES = tuple(map(RUN_COLUMNS.index, ("args", "kwargs", "options")))
+_TIME_PLACES = tuple(
+    map(RUN_COLUMNS.index, ("started_at", "run_at", "ready_at", "queued_at", "fire_time"))
+)
+_OPTIONS, _KEY = map(RUN_COLUMNS.index, ("options", "idempotency_key"))
+
 
 def run_of(values: Sequence[Any]) -> Run:
     """Return the run of a row with RUN_COLUMNS.
@@ -120,27 +126,21 @@ def run_of(values: Sequence[Any]) -> Run:
     JSON columns are text or decoded values, depending on the driver. Times of MariaDB and SQLite
     may be naive; they are in UTC.
     """
-    run = Run(*values)
-    return run._replace(
-        args=_decoded(run.args),
-        kwargs=_decoded(run.kwargs),
-        options=_decoded(run.options) or {},
-        idempotency_key=run.idempotency_key or str(run.task_id),
-        started_at=aware(run.started_at),
-        run_at=aware(run.run_at),
-        ready_at=run.ready_at and aware(run.ready_at),
-        queued_at=run.queued_at and aware(run.queued_at),
-        fire_time=run.fire_time and aware(run.fire_time),
-    )
+    row = list(values)
+    for place in _JSON_PLACES:
+        if isinstance(row[place], str):
+            row[place] = json.loads(row[place])
+    for place in _TIME_PLACES:
+        if row[place] is not None:
+            row[place] = aware(row[place])
+    row[_OPTIONS] = row[_OPTIONS] or {}
+    row[_KEY] = row[_KEY] or str(row[0])
+    return Run(*row)
 
 
 def started_runs(queryset: TaskQuerySet) -> list[Run]:
     """Read the runs of these RUNNING tasks, in the order of the queryset."""
     return [run_of(row) for row in queryset.values_list(*_RUN_VALUES)]
-
-
-def _decoded(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 @functools.cache

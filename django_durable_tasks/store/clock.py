@@ -38,6 +38,8 @@ def _server_now() -> datetime:
 
 def aware(time: datetime) -> datetime:
     """Return a time of the database in UTC. MariaDB returns naive times, which are in UTC."""
+    if time.tzinfo is UTC:
+        return time
     return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -382,21 +382,32 @@ def open_blocks() -> dict[str, int]:
     return {one.alias: len(one.atomic_blocks) for one in connections.all(initialized_only=True)}
 
 
-def roll_back_left(name: str, before: Mapping[str, int] | None = None) -> list[str]:
-    """Roll back what the function of the task ``name`` left open on the connections of this thread;
-    return the aliases.
+def prepare_for_function() -> dict[str, int]:
+    """Roll back what an earlier task left open on the connections of this thread; return the
+    numbers of open blocks as ``open_blocks`` does.
 
-    ``before``: how many ``atomic`` blocks were open before the function. Without it only those of
-    a TestCase belong to a caller.
+    Only the blocks of a TestCase belong to a caller.
+    """
+    every: Sequence[Any] = connections.all(initialized_only=True)
+    before = {one.alias: sum(bool(b._from_testcase) for b in one.atomic_blocks) for one in every}
+    roll_back_left("An earlier task of this process", before)
+    return before
+
+
+def roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
+    """Roll back what the function of the task ``name`` left open on the connections of this thread;
+    return the aliases. Close connections that cannot be used any more, as Celery does after a
+    message.
+
+    ``before``: how many ``atomic`` blocks were open before the function.
     """
     left = []
     for connection in connections.all(initialized_only=True):
-        if before is None:
-            blocks: list[Any] = connection.atomic_blocks
-            own = sum(bool(block._from_testcase) for block in blocks)
-        else:
-            own = before.get(connection.alias, 0)
+        own = before.get(connection.alias, 0)
         if _is_as_before(connection, own):
+            if not own:
+                with suppress(Error):
+                    connection.close_if_unusable_or_obsolete()
             continue
         left.append(connection.alias)
         if own:

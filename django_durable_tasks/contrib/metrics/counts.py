@@ -1,10 +1,10 @@
 """Counts tasks, attempts and fire times per minute from their tables.
 
-A minute is counted again and again while it lasts, and after each of DELAYS for transactions that
-commit late. Each count replaces the one before if it is larger: retention may have deleted rows
-meanwhile. An hour after its end a minute is settled: it is added to the total of its series and to
-its quarter of an hour, and is not counted any more. So totals only grow, and their present value is
-the sum of the row of the total and of the minutes that are not settled.
+A minute is counted while it lasts, each row once, and again after each of DELAYS for transactions
+that commit late. Each count replaces the one before if it is larger: retention may have deleted
+rows meanwhile. An hour after its end a minute is settled: it is added to the total of its series
+and to its quarter of an hour, and is not counted any more. So totals only grow, and their present
+value is the sum of the row of the total and of the minutes that are not settled.
 
 Endings without an attempt leave no row by which they could be counted later, because a task may be
 replayed. Their transition writes a row, and the job adds it to its minute.
@@ -18,6 +18,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -396,6 +397,15 @@ def is_due(minute: datetime, counted_at: datetime | None, now: datetime) -> bool
     return counted_at is None or now < end or any(counted_at < time <= now for time in times)
 
 
+@dataclass(slots=True)
+class _Reading:
+    """What was read of a minute, and the last id of each source."""
+
+    minute: datetime
+    counted: Counts = field(default_factory=dict)
+    after: dict[Source, Any] = field(default_factory=dict)
+
+
 class CountMetrics:
     """Count for one slice.
 
@@ -405,6 +415,8 @@ class CountMetrics:
 
     def __init__(self) -> None:
         self._ids, self._counted = Ids(), dict[datetime, datetime]()
+        self._begun = _Reading(_EPOCH)
+        """The minute that lasts: what was read of it is not read again before its end."""
         self._round: Iterator[None] | None = None
         self._left = 0
 
@@ -434,20 +446,27 @@ class CountMetrics:
         minutes += [begin + number * MINUTE for number in range((until - begin) // MINUTE)]
         for minute in minutes:
             if is_due(minute, self._counted.get(minute), now):
-                found: Counts = {}
+                lasts = now < minute + MINUTE
+                # After its end a minute is read anew, with what was committed late.
+                reading = (
+                    self._begun if lasts and self._begun.minute == minute else _Reading(minute)
+                )
+                if lasts:
+                    self._begun = reading
                 for source in SOURCES:
                     rows = self._ids.rows_of(source, minute, now).order_by("pk")
-                    after: Any = None
                     while True:
+                        after = reading.after.get(source)
                         rest = rows if after is None else rows.filter(pk__gt=after)
-                        counted = list(rest.values_list("pk", *source.columns)[:page])
-                        for _, *row in counted:
-                            source.add(found, row)
+                        read = list(rest.values_list("pk", *source.columns)[:page])
+                        for _, *row in read:
+                            source.add(reading.counted, row)
+                        if read:
+                            reading.after[source] = read[-1][0]
                         yield
-                        if len(counted) < page:
+                        if len(read) < page:
                             break
-                        after = counted[-1][0]
-                raise_minute(minute, found)
+                raise_minute(minute, reading.counted)
                 self._counted[minute] = now
         if until > begin:
             settle(until)
