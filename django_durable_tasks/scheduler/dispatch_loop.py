@@ -144,6 +144,10 @@ class PublishWindows:
         capacity = self._snapshot.capacity(queue) - self._used(queue)
         return max(0, min(capacity, broker_outage.capacity_of(queue)))
 
+    def size(self, queue: str) -> int:
+        """Return the window of a queue."""
+        return self._snapshot.window(queue)
+
     def _used(self, queue: str) -> int:
         """Return how much of a window is used beside the QUEUED tasks of the last poll."""
         return self._sent.get(queue, 0) + self._without_task.get(queue, 0)
@@ -260,6 +264,9 @@ _TIME_LIMIT = 60.0
 _BATCHES = "Publishing batch messages"
 _BUSY_POLL_INTERVAL = 0.1
 _MIN_POLL_INTERVAL = 0.02  # seconds: a window that was just filled lasts longer
+# The part of a full window that is refilled at once. A poll for each few tasks that were started
+# would take the processor time of as many tasks.
+_REFILLED = 0.25
 _BUSY_FOR = 5.0  # seconds: a dispatched task is often followed by others
 _MIN_SLEEP = 0.005
 _PASSES_PER_POLL, _BATCHES_PER_PASS, _MIN_PER_QUEUE = 4, 5, 10
@@ -302,6 +309,8 @@ class DispatchLoop:
         self._next_heads: list[datetime] = []
         self._poll_at = self._busy_until = self._next_claim_at = self._poll_took = 0.0
         self._popped_nothing = self._poll_requested = self._poll_is_urgent = False
+        self._filled = 0.0
+        """The largest part of a window that the last poll filled; 0 if it left a window open."""
         self._read_ahead_at, self._read_ahead = float("-inf"), dict[str, int]()
 
     @property
@@ -345,7 +354,7 @@ class DispatchLoop:
 
     def poll(self) -> int:
         """Publish due tasks and read ahead; return how many messages were published."""
-        began = time.monotonic()
+        began, last_at = time.monotonic(), self.scanned_at
         # First, so that a request during this poll is kept.
         requested, self._poll_requested = self._poll_requested, False
         with dedicated_connection():
@@ -376,7 +385,12 @@ class DispatchLoop:
             read_ahead = partial(self._look_ahead, coming, now, soon)
             self._steps.attempt("Reading upcoming tasks", read_ahead, None, _TIME_LIMIT)
         self.scanned_at = time.monotonic()
-        self._poll_at = self.scanned_at + (0.0 if more else self._pause(unindexed))
+        pause = 0.0 if more else self._pause(unindexed)
+        if unindexed and not more and self._filled and last_at is not None:
+            # No task of these queues can be published before others were started.
+            lasts = (began - last_at) * _REFILLED / self._filled
+            pause = max(pause, min(lasts, _BUSY_POLL_INTERVAL, settings().POLL))
+        self._poll_at = self.scanned_at + pause
         self._poll_is_urgent = more or bool(unindexed)
         self._poll_took = min(self.scanned_at - began, _POLL_DURATION_MAX)
         return sent + batches
@@ -424,6 +438,7 @@ class DispatchLoop:
         """
         batch, sent, unindexed = settings().BATCH_SIZE, Counter[str](), 0
         left = {demand.queue: demand for demand in self.windows.demands(due)}
+        limits = {queue: demand.limit for queue, demand in left.items()}
         for _ in range(_PASSES_PER_POLL):
             if not left:
                 break
@@ -452,6 +467,9 @@ class DispatchLoop:
                 and (demand.queue in done.cut or done.taken[demand.queue] >= demand.limit)
             }
         more = bool(left) or any(number >= batch for number in sent.values())
+        parts = [number / self.windows.size(queue) for queue, number in sent.items()]
+        are_full = all(number >= limits[queue] for queue, number in sent.items())
+        self._filled = max(parts, default=0.0) if are_full else 0.0
         return sent.total(), unindexed, more
 
     def _serve_together(
