@@ -24,7 +24,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, WorkerShutdown, WorkerTerminate
 from celery.exceptions import Retry as CeleryRetry
 from celery.utils.serialization import get_pickleable_exception
-from django.db import Error
+from django.db import Error, close_old_connections
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import endings, gate, publisher, worker_node, worker_repairs
@@ -73,7 +73,7 @@ class TaskEvents:
             for name in ("on_success", "on_failure", "on_retry", "after_return")
             if getattr(type(task), name) is not getattr(CeleryTask, name)
         }
-        self.any = bool(self._hooks or any(self._signals.values()))
+        self.has_any = bool(self._hooks or any(self._signals.values()))
         """Whether anything is called around the function."""
         # Whether something is called after a success of this task. It is recorded first then.
         self.follow_success = bool(
@@ -596,7 +596,7 @@ class _Message:
         try:
             process_runs.leases.add(*lives)
             _task_stack.push(self._task)
-            if not self._events.any:
+            if not self._events.has_any:
                 self._before = connections.prepare_for_function()
             try:
                 batch_thread.add(batch)
@@ -658,6 +658,8 @@ class _Message:
         finally:
             self._task.pop_request()
             process_runs.forget(celery_id)
+            with suppress(Error):
+                close_old_connections()  # as Celery does after each message
 
     def _call_and_follow(self, batch: BatchInProgress, live: LiveRun) -> None:
         try:

@@ -403,8 +403,8 @@ def call_function(task: Any, live: LiveRun, before: Mapping[str, int] | None = N
     live.args, live.kwargs = args, kwargs
     atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
     if before is None:
-        begin = live.eager or atomic
-        before = connections.open_blocks() if begin else connections.prepare_for_function()
+        is_prepared = live.eager or atomic
+        before = connections.open_blocks() if is_prepared else connections.prepare_for_function()
     request, values = task.request, list[Any]()
     live.called = True
 

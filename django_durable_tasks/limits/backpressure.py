@@ -139,8 +139,9 @@ def _instant(value: Any) -> datetime:
 
 SMALLEST_WINDOW = 50
 """The window of a queue with slow tasks, and of a queue without a known worker: what one process
-runs of tasks of 0.1 s in five seconds. While tasks are started, a scheduler fills a window about 25
-times a second, so that this also suffices for two processes that run tasks without any work.
+runs of tasks of 0.1 s in five seconds. A scheduler refills a full window when about a quarter of
+it was started, at least ten times a second, so that this also suffices for two processes that run
+tasks without any work.
 """
 _FEWEST_URGENT = 10
 # Seconds after which a task that another thread of this process has published is usually committed.

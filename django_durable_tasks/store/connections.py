@@ -396,8 +396,7 @@ def prepare_for_function() -> dict[str, int]:
 
 def roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
     """Roll back what the function of the task ``name`` left open on the connections of this thread;
-    return the aliases. Close connections that cannot be used any more, as Celery does after a
-    message.
+    return the aliases.
 
     ``before``: how many ``atomic`` blocks were open before the function.
     """
@@ -405,9 +404,6 @@ def roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
     for connection in connections.all(initialized_only=True):
         own = before.get(connection.alias, 0)
         if _is_as_before(connection, own):
-            if not own:
-                with suppress(Error):
-                    connection.close_if_unusable_or_obsolete()
             continue
         left.append(connection.alias)
         if own:

@@ -459,10 +459,10 @@ class CountMetrics:
                         after = reading.after.get(source)
                         rest = rows if after is None else rows.filter(pk__gt=after)
                         read = list(rest.values_list("pk", *source.columns)[:page])
+                        if read:  # first, so that no error makes a row count twice
+                            reading.after[source] = read[-1][0]
                         for _, *row in read:
                             source.add(reading.counted, row)
-                        if read:
-                            reading.after[source] = read[-1][0]
                         yield
                         if len(read) < page:
                             break
