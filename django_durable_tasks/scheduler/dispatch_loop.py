@@ -145,8 +145,8 @@ class PublishWindows:
         return max(0, min(capacity, broker_outage.capacity_of(queue)))
 
     def size(self, queue: str) -> int:
-        """Return the window of a queue."""
-        return self._snapshot.window(queue)
+        """Return the window of a queue, at least 1."""
+        return max(1, self._snapshot.window(queue))  # QUEUE_WINDOW may be 0
 
     def _used(self, queue: str) -> int:
         """Return how much of a window is used beside the QUEUED tasks of the last poll."""
