@@ -7,7 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -44,33 +44,38 @@ _HEADS = 50
 """The maximum number of queues in which one pass reads the tasks behind refused ones."""
 _TOGETHER = 500
 """The maximum number of tenants that get a turn in one claim."""
-_LOOK_EVERY = 5
-"""The number of claims of a queue per look for tenants that were not reached. A look takes about a
-fifth of the time of a claim, so a backlog of one tenant pays less than 5 %. A scheduler claims a
-backlog about 25 times a second.
+_LOOK_EVERY = timedelta(seconds=0.1)
+"""The pause between looks for tenants that the claims of a queue do not reach. A look takes about a
+fifth of the time of a claim. It is not a number of claims: how often a scheduler claims depends on
+the window of the queue, and a new tenant would wait for that many refills.
 """
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TenantTurns:
     """Which tenants of a queue this process claimed last, and when it looks for others again.
 
     ``arrived``: the tenants of the tasks that were claimed last in order of arrival. ``past``: the
-    tenant after which the next look begins, if one look did not return all. ``pause``: how many
-    claims follow before the next look.
+    tenant after which the next look begins, if one look did not return all. ``looked_at``: when a
+    look found no tenant that was not reached.
     """
 
     def __init__(self) -> None:
         self.arrived: dict[str, set[int]] = {}
         self.past: dict[str, int] = {}
-        self.pause: Counter[str] = Counter()
+        self.looked_at: dict[str, datetime] = {}
 
     def missing(self, demands: Sequence[QueueDemand], now: datetime) -> list[QueueDemand]:
         """Return a demand for each tenant with due tasks that the last claim in order of arrival
         did not reach, in each queue an equal part of its demand.
 
-        While there are none, only one of _LOOK_EVERY claims looks for them.
+        While there are none, claims look for them every _LOOK_EVERY.
         """
-        demands = [one for one in demands if not self.pause[one.queue]]
+        demands = [
+            one
+            for one in demands
+            if abs(now - self.looked_at.get(one.queue, _LONG_AGO)) >= _LOOK_EVERY
+        ]
         due = claims.due_tenants(demands, now, self.past, _TOGETHER) if demands else {}
         parts = list[QueueDemand]()
         for one in demands:
@@ -81,7 +86,7 @@ class TenantTurns:
             else:
                 self.past[one.queue] = tenants[-1] if len(tenants) == _TOGETHER else 0
             if not missing and len(tenants) < _TOGETHER:
-                self.pause[one.queue] = _LOOK_EVERY
+                self.looked_at[one.queue] = now
             part = max(1, one.limit // (len(missing) + 1))
             parts += [one._replace(limit=part, tenant_id=tenant) for tenant in missing[: one.limit]]
         return parts
@@ -90,7 +95,6 @@ class TenantTurns:
         """Record what a claim in order of arrival returned."""
         for one in demands:
             self.arrived[one.queue] = set()
-            self.pause[one.queue] = max(0, self.pause[one.queue] - 1)
         for task in claimed:
             self.arrived.setdefault(task.queue, set()).add(task.tenant_id)
 

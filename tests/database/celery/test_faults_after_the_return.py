@@ -24,7 +24,7 @@ from django_durable_tasks.celery import batch_runs, endings
 from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.choices import Status
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.models import Task
+from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.store.connections import close_all
 from tests.delivery import trace, trace_batch
 from tests.factories import NOOP, QUEUE, a_task
@@ -193,3 +193,44 @@ def test_no_fault_after_the_return_of_a_function_fails_its_run(
         _check(task, rows, f"{error!r} at place {number}")
     assert places, "no place was found"
     assert number < _MOST
+
+
+# The others of a batch are recorded together, by a thread that does not wait for the functions.
+RECORDED_ALONE = [task for task in LANES if not task.name.endswith(".batched")]
+
+
+@pytest.mark.parametrize(
+    "task", RECORDED_ALONE, ids=[task.name.rpartition(".")[2] for task in RECORDED_ALONE]
+)
+def test_no_connection_is_closed_between_the_return_and_the_record(
+    task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing one whose server does not answer may take as long as a time limit of the network."""
+    acts: list[tuple[int, str]] = []
+
+    def noted(owner: type, name: str, kind: Callable[..., str]) -> None:
+        act = getattr(owner, name)
+
+        def method(*args: Any, **named: Any) -> Any:
+            if _fault.returned and threading.current_thread().name != "durable-heartbeat":
+                acts.append((_fault.returned, kind(*args)))
+            return act(*args, **named)
+
+        monkeypatch.setattr(owner, name, method)
+
+    noted(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda *_: "close")
+    noted(BaseDatabaseWrapper, "close", lambda *_: "close")
+    noted(BaseDatabaseWrapper, "_commit", lambda *_: "commit")
+    table = TaskExecutionLog._meta.db_table
+    noted(CursorWrapper, "execute", lambda _, sql, *__: "record" if table in sql else "other")
+    functions = 2 if task.durable_options.batch else 1
+    _fault.arm(_MOST, KeyError(), executed=False, functions=functions)
+    _check(task, _run(task), "no fault")
+    for number in range(1, functions + 1):
+        after = [kind for returned, kind in acts if returned == number]
+        # For a single task Celery closes them after its message.
+        until = after.index("close") if "close" in after else len(after)
+        recorded = after.index("record")
+        if task.durable_options.atomic:
+            recorded = after.index("commit", recorded)
+        assert recorded < until, after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from collections import Counter
 from typing import Any
 
@@ -44,9 +45,11 @@ def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) 
     new_process_state()
 
 
-def claim(number: int = 100, queue: str = QUEUE) -> list[uuid.UUID]:
-    """Claim due tasks of the queue."""
-    return [message.task_id for message in claim_due(queue, database_now(), number, NODE)]
+def claim(
+    number: int = 100, now: datetime | None = None, queue: str = QUEUE
+) -> list[uuid.UUID]:
+    """Claim due tasks of the queue, at this time."""
+    return [message.task_id for message in claim_due(queue, now or database_now(), number, NODE)]
 
 
 def release_waiting(number: int = 1_000) -> int:

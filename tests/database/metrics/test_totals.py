@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -218,6 +219,38 @@ def test_created_tasks_are_counted_at_once_and_again_for_late_commits() -> None:
     Task.objects.unguarded().all().delete()
     count_all(now + timedelta(minutes=30), job)
     assert totals(MetricKind.CREATED) == minute_totals(MetricKind.CREATED) == {"": 5}
+
+
+def test_a_row_is_read_once_while_its_minute_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And after its end with what was committed late. A leader counts every few seconds."""
+    read = Counter[MetricKind]()
+
+    def counted(source: counts.Source, kind: MetricKind) -> counts.Source:
+        def add(found: counts.Counts, rows: Iterable[Any]) -> None:
+            rows = list(rows)
+            read[kind] += len(rows)
+            source.add(found, rows)
+
+        return source._replace(add=add)
+
+    sources = {
+        counts.CREATED: MetricKind.CREATED,
+        counts.ATTEMPTS: MetricKind.ATTEMPT,
+        counts.OCCURRENCES: MetricKind.OCCURRENCE,
+    }
+    monkeypatch.setattr(counts, "SOURCES", [counted(*pair) for pair in sources.items()])
+    now = database_now()
+    many_tasks(3, Status.SUCCESS)
+    job = count_all(now)
+    assert +read == {MetricKind.CREATED: 3, MetricKind.ATTEMPT: 3}
+    many_tasks(2, Status.SUCCESS)
+    for _ in range(3):
+        count_all(now, job)
+    assert +read == {MetricKind.CREATED: 5, MetricKind.ATTEMPT: 5}
+    assert totals() == {"SUCCESS": 5}
+    count_all(now + timedelta(minutes=2), job)
+    assert +read == {MetricKind.CREATED: 10, MetricKind.ATTEMPT: 10}
+    assert totals() == minute_totals() == {"SUCCESS": 5}
 
 
 def test_a_change_of_the_names_of_series_counts_nothing_twice(

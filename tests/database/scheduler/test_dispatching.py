@@ -118,6 +118,41 @@ def test_the_most_urgent_tasks_are_published_although_the_window_is_full(
     assert Task.objects.queued().count() == 5 + 10
 
 
+def test_the_most_urgent_tasks_are_published_without_a_window(
+    scheduler: Scheduler, settings: Any
+) -> None:
+    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 0}
+    row = a_task(priority=9)
+    a_task(priority=8)
+    scheduler.dispatching.poll()
+    scheduler.dispatching.poll()
+    assert Task.objects.queued().get() == row
+    assert scheduler.steps.failing() == []
+
+
+def test_a_full_window_is_refilled_when_a_part_of_it_may_have_started(
+    scheduler: Scheduler, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch_loop, "_BUSY_POLL_INTERVAL", 1e6)
+    loop = scheduler.dispatching
+
+    def pause_after(tasks: int, since_last_poll: float) -> float:
+        """Return the pause after a poll that publishes tasks to an empty queue."""
+        Task.objects.unguarded().all().delete()
+        loop.windows = dispatch_loop.PublishWindows()
+        many_tasks(tasks)
+        loop.scanned_at = time.monotonic() - since_last_poll
+        loop.poll()
+        return loop._poll_at - loop.scanned_at
+
+    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 4, "POLL": 1e5}
+    assert pause_after(2, 1_000) == pytest.approx(dispatch_loop._MIN_POLL_INTERVAL)
+    # Four tasks were started in this time, so one of them, a quarter, will be in a quarter of it.
+    assert pause_after(9, 1_000) == pytest.approx(250, rel=0.1)
+    settings.DURABLE_TASKS = {"QUEUE_WINDOW": 4, "POLL": 7}
+    assert pause_after(9, 1_000) == 7
+
+
 def test_the_first_poll_uses_the_databases_clock(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
