@@ -172,11 +172,17 @@ class DueTasks:
         """
         self._renew()
         self._return_held(channels)
+        delivered = False
         while self._held and self.has_free_process():
             yield self._deliver(channels, self._held.popleft())
+            delivered = True
         free, ahead = self._free_processes(), self._number_ahead()
-        if not free and len(self._held) > ahead // 2:
+        has_enough = len(self._held) > ahead // 2
+        if not free and (delivered or has_enough):
             self._pause()
+            if not has_enough:
+                # The children first receive what was delivered: a statement would delay that.
+                self.look_at = time.monotonic()
             return
         number = free + ahead - len(self._held)
         try:
