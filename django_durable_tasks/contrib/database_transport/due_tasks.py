@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -57,8 +58,9 @@ AHEAD, _MOST = 0.1, 20
 SLOW = 0.5
 # Seconds between two looks for the next due time while nothing is due.
 LOOK_EVERY = 1.0
-# Seconds: how far a look reads ahead. Longer than the pause between two looks.
-_READ_AHEAD = 2.5
+# Seconds: how far a look reads ahead, longer than the pause between two looks; and how many due times
+# it reads at most. If there are more, the next look follows at the last one.
+_READ_AHEAD, _DUE_TIMES = 2.5, 1_000
 # The priorities of Celery's numbers as RabbitMQ orders them; only Redis has the other direction.
 _DRIVER = "django"
 
@@ -140,11 +142,21 @@ class DueTasks:
         know.
         """
         self._found_enough = False
+        self._has_come = 0
+        """How many known due times have come since the take before."""
+        self._coming = deque[datetime]()
+        """The next due times, in order, as of the last look."""
+        self._look_is_due_at = 0.0
+        """The time of the monotonic clock until which these suffice."""
         self._gap, self._delivered_at = SLOW, float("-inf")
         self.look_at = 0.0
-        """The time of the monotonic clock at which to look again."""
+        """The time of the monotonic clock at which to take tasks, or to look for due times."""
         self.is_full = False
         """Whether no process is free: look again when one becomes free."""
+
+    def look_again(self) -> None:
+        """Let the next take look for due times first, because tasks may have been created."""
+        self._look_is_due_at = 0.0
 
     def has_free_process(self) -> bool:
         """Return whether this worker could start a task now."""
@@ -242,6 +254,9 @@ class DueTasks:
                 some = claim.take(part, now, left, place.node, _leases())
                 taken += [_Held(message, run, at) for message, run in some]
         self._rotation.served({held.message.queue for held in taken})
+        if len(taken) < min(self._has_come, number):
+            # Another worker has taken them, or they wait for a limit.
+            self._look_is_due_at = self.look_at = time.monotonic()
         self._found_enough = len(taken) == number
         if self._found_enough:
             self.look_at = time.monotonic()
@@ -254,23 +269,40 @@ class DueTasks:
         queue = held.message.queue
         return queue, self._message(channels[queue], held.message, held.run)
 
-    def _due(self, channels: Mapping[str, Any], now: Any) -> dict[str, int]:
-        """Return the queues with due tasks, with their priorities as bits, and plan the next look.
+    def _due(self, channels: Mapping[str, Any], now: datetime) -> dict[str, int]:
+        """Return the queues with due tasks, with their priorities as bits, and plan the next call.
 
-        While the last take found a task for each free process, it is not asked what is due.
+        While the last take found a task for each free process, or a due time that is known has come,
+        it is not asked what is due.
         """
+        began = time.monotonic()
         if self._found_enough:
             self._found_enough = False
-            self.look_at = time.monotonic()
+            self.look_at = began
             return dict.fromkeys(channels, ALL_LEVELS)
-        heads = [
-            head
-            for head in read_heads(now + timedelta(seconds=_READ_AHEAD))
-            if head.queue in channels
-        ]
-        pauses = [(head.at - now).total_seconds() for head in heads if head.at > now]
-        self.look_at = time.monotonic() + min([LOOK_EVERY, *pauses])
+        self._has_come = 0
+        while self._coming and self._coming[0] <= now:
+            self._coming.popleft()
+            self._has_come += 1
+        if self._has_come and began < self._look_is_due_at:
+            self._plan(began, now)
+            return dict.fromkeys(channels, ALL_LEVELS)
+        until = now + timedelta(seconds=_READ_AHEAD)
+        heads = [head for head in read_heads(until) if head.queue in channels]
+        self._has_come, self._coming = 0, deque()
+        self._look_is_due_at = began + LOOK_EVERY
+        if heads:
+            queues = [head.queue for head in heads]
+            self._coming += [row[0] for row in claim.coming(queues, now, until, _DUE_TIMES)]
+            if len(self._coming) == _DUE_TIMES:
+                lasts = (self._coming[-1] - now).total_seconds()
+                self._look_is_due_at = min(self._look_is_due_at, began + lasts)
+        self._plan(began, now)
         return {head.queue: head.levels for head in heads if head.at <= now}
+
+    def _plan(self, began: float, now: datetime) -> None:
+        pauses = [(at - now).total_seconds() for at in islice(self._coming, 1)]
+        self.look_at = min([self._look_is_due_at, *(began + pause for pause in pauses)])
 
     def _message(self, channel: Any, message: Any, run: Run | None) -> Any:
         queue = current_app.amqp.queues[message.queue]

@@ -689,6 +689,8 @@ class Transport(virtual.Transport):
         }
         channels = {queue: channel for queue, (channel, _) in consumed.items()}
         self.due_tasks.is_full = False
+        if woken:
+            self.due_tasks.look_again()
         number = 0
         for queue, message in self.due_tasks.take(channels):
             consumed[queue][1].callback(message)
