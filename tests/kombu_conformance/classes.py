@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import kombu
 import pytest
 from django.db import connections
-from t.integration.common import (  # type: ignore[import-not-found]
+from t.integration import common  # type: ignore[import-not-found]
+from t.integration.common import (
     BaseExchangeTypes,
     BaseFailover,
     BaseMessage,
@@ -72,8 +73,11 @@ def invalid_connection() -> kombu.Connection:
 @pytest.fixture
 def failover_connection(empty_broker: None) -> Iterator[kombu.Connection]:
     """Return a connection whose first address cannot be reached."""
-    first = "durable-database://unreachable" if BROKER == "database" else UNREACHABLE
-    opened = kombu.Connection(f"{first};{URL}", connect_timeout=10)
+    # One class requires that the ports differ. A database has the port of its settings.
+    urls = f"{UNREACHABLE};{URL}"
+    if BROKER == "database":
+        urls = "durable-database://unreachable:1;durable-database://default:2"
+    opened = kombu.Connection(urls, connect_timeout=10)
     yield opened
     opened.release()
 
@@ -102,3 +106,9 @@ class TestMessage(BaseMessage):
 
 class TestFailover(BaseFailover):
     """The second address is used if the first one is away."""
+
+
+if hasattr(common, "BaseEventLoop"):  # since Kombu 5.7
+
+    class TestEventLoop(common.BaseEventLoop):  # type: ignore[misc, name-defined]
+        """Acknowledge from a callback of the event loop."""
