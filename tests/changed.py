@@ -41,7 +41,7 @@ TABLE = (
     ("database/scheduler broker processes@postgresql@rabbitmq smoke", "scheduler/"),
     ("unit database/checks/test_database_checks.py", "checks.py"),
     ("database/api documentation", "contrib/api/"),
-    ("database smoke", "contrib/database_transport/ tests/kombu_conformance/"),
+    ("database smoke", "contrib/database_transport/ tests/conformance/"),
     ("database/recurring unit", "contrib/"),
     (
         "unit database/dependencies database/workflows crash_points@postgresql smoke",

@@ -1,7 +1,7 @@
 """Kombu's integration classes, for the transport of this package and for others beside it.
 
 The classes are those of ``t/integration/common.py`` in the source distribution of Kombu, unchanged.
-``KOMBU_BROKER`` is ``database`` or the URL of another broker.
+``KOMBU_BROKER`` is the URL of the broker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import kombu
 import pytest
 from django.db import connections
 from t.integration import common  # type: ignore[import-not-found]
-from t.integration.common import (
+from t.integration.common import (  # type: ignore[import-not-found]
     BaseExchangeTypes,
     BaseFailover,
     BaseMessage,
@@ -24,9 +24,9 @@ from t.integration.common import (
 
 from tests.table_cleanup import empty_tables
 
-BROKER = os.environ["KOMBU_BROKER"]
-URL = "durable-database://default" if BROKER == "database" else BROKER
-UNREACHABLE = "durable-database://missing" if BROKER == "database" else "redis://127.0.0.1:1"
+URL = os.environ["KOMBU_BROKER"]
+IS_OURS = URL.startswith("durable-database:")
+UNREACHABLE = "durable-database://missing" if IS_OURS else "redis://127.0.0.1:1"
 # The brokers of which a higher number is a lower priority.
 ORDER = "desc" if URL.startswith("redis") else "asc"
 
@@ -52,7 +52,7 @@ def unreachable_database(django_db_setup: None) -> None:
 def empty_broker(unreachable_database: None, transactional_db: None) -> Iterator[None]:
     """Begin and end without messages."""
     yield
-    if BROKER == "database":
+    if IS_OURS:
         empty_tables(connections["default"].alias)
 
 
@@ -75,7 +75,7 @@ def failover_connection(empty_broker: None) -> Iterator[kombu.Connection]:
     """Return a connection whose first address cannot be reached."""
     # One class requires that the ports differ. A database has the port of its settings.
     urls = f"{UNREACHABLE};{URL}"
-    if BROKER == "database":
+    if IS_OURS:
         urls = "durable-database://unreachable:1;durable-database://default:2"
     opened = kombu.Connection(urls, connect_timeout=10)
     yield opened
@@ -110,5 +110,5 @@ class TestFailover(BaseFailover):
 
 if hasattr(common, "BaseEventLoop"):  # since Kombu 5.7
 
-    class TestEventLoop(common.BaseEventLoop):  # type: ignore[misc, name-defined]
+    class TestEventLoop(common.BaseEventLoop):
         """Acknowledge from a callback of the event loop."""
