@@ -234,5 +234,7 @@ def newcomer_in(folder: Path, blocker: DjangoDbBlocker) -> Iterator[Newcomer]:
 def _on_the_server(statement: str, blocker: DjangoDbBlocker) -> None:
     if connection.vendor != "sqlite":
         database: Any = connection.ops.quote_name(f"test_durable_{NAME}")
+        if connection.vendor == "postgresql" and statement.startswith("DROP"):
+            database += " WITH (FORCE)"  # a pooler keeps the sessions of the ended processes
         with blocker.unblock(), connection._nodb_cursor() as cursor:
             cursor.execute(f"{statement} {database}")

@@ -329,7 +329,8 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_rows(
     job = count_all()
     many_tasks(50, Status.SUCCESS)
     now = database_now()  # after the endings, which may be of the next minute
-    with django_assert_max_num_queries(35):
+    # 20 more if a minute ends meanwhile, and 100 more if each row cost one.
+    with django_assert_max_num_queries(60):
         count_here(now, job)
     assert totals() == {"SUCCESS": 50}
 
