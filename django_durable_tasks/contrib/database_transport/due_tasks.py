@@ -58,8 +58,8 @@ AHEAD, _MOST = 0.1, 20
 SLOW = 0.5
 # Seconds between two looks for the next due time while nothing is due.
 LOOK_EVERY = 1.0
-# Seconds: how far a look reads ahead, longer than the pause between two looks; and how many due times
-# it reads at most. If there are more, the next look follows at the last one.
+# Seconds: how far a look reads ahead, longer than the pause between two looks; and how many due
+# times it reads at most. If there are more, the next look follows at the last one.
 _READ_AHEAD, _DUE_TIMES = 2.5, 1_000
 # The priorities of Celery's numbers as RabbitMQ orders them; only Redis has the other direction.
 _DRIVER = "django"
@@ -272,8 +272,8 @@ class DueTasks:
     def _due(self, channels: Mapping[str, Any], now: datetime) -> dict[str, int]:
         """Return the queues with due tasks, with their priorities as bits, and plan the next call.
 
-        While the last take found a task for each free process, or a due time that is known has come,
-        it is not asked what is due.
+        While the last take found a task for each free process, or a known due time has come, it is
+        not asked what is due.
         """
         began = time.monotonic()
         if self._found_enough:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -45,9 +45,7 @@ def limit(scope: str, places: int | None = None, rate: str = "", **fields: Any) 
     new_process_state()
 
 
-def claim(
-    number: int = 100, now: datetime | None = None, queue: str = QUEUE
-) -> list[uuid.UUID]:
+def claim(number: int = 100, now: datetime | None = None, queue: str = QUEUE) -> list[uuid.UUID]:
     """Claim due tasks of the queue, at this time."""
     return [message.task_id for message in claim_due(queue, now or database_now(), number, NODE)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import kombu
@@ -14,6 +15,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.contrib.database_transport import due_tasks
 from django_durable_tasks.contrib.database_transport.due_tasks import DueTasks
+from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.models import Task
 from tests.factories import NOOP, QUEUE, a_task, many_tasks
 from tests.waiting import until
@@ -37,8 +39,13 @@ class _Worker:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The looks for due times."""
-    found, read = list[Any](), due_tasks.read_heads
-    monkeypatch.setattr(due_tasks, "read_heads", lambda at: (found.append(at), read(at))[1])
+    found = list[Any]()
+
+    def read(until: datetime) -> Any:
+        found.append(until)
+        return read_heads(until)
+
+    monkeypatch.setattr(due_tasks, "read_heads", read)
     return found
 
 
