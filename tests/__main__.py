@@ -101,7 +101,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         type=float,
         metavar="MINUTES",
         default=math.inf,
-        help="after this time begin no run whose tests run on other servers too, but name it",
+        help=(
+            "after this time begin no run whose tests run on other servers too, and of the others"
+            " their brief selection if they have one; name each"
+        ),
     )
     parser.add_argument(
         "--repeat-failures",

@@ -63,18 +63,24 @@ class Execution:
     ) -> list[Result]:
         """Return the results of the runs as they ended. Runs of QUIET begin after all others.
 
-        After ``end`` (of ``monotonic()``) no run begins that is marked ``late``. An error ends all
-        runs and is raised.
+        After ``end`` (of ``monotonic()``) no run begins that is marked ``late``, and the others run
+        their brief selection if they have one. An error ends all runs and is raised.
         """
         results: list[Result] = []
         quiet = [run for run in runs if run.suite in QUIET]
         others = [run for run in runs if run.suite not in QUIET]
 
         def begin(run: Run) -> Result:
-            if run.late and monotonic() >= end:
+            is_over = monotonic() >= end
+            if run.late and is_over:
                 return Result(run, left_out=True)
+            whole = run
+            if is_over and run.brief:
+                run = run.shortened
             write(f"... {run.title}")
-            return self._result(run, logged=min(parallel, len(runs)) > 1)
+            result = self._result(run, logged=min(parallel, len(runs)) > 1)
+            result.instead_of = None if run == whole else whole
+            return result
 
         for width, some in ((parallel, others), (min(parallel, QUIET_PARALLEL), quiet)):
             with ThreadPoolExecutor(width) as pool:
@@ -86,7 +92,7 @@ class Execution:
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
                     self.__exit__()
-                    over = {result.run for result in results}
+                    over = {result.instead_of or result.run for result in results}
                     for run in runs:
                         if run not in over:
                             self._print_log(run, "broken off")

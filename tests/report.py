@@ -13,7 +13,8 @@ from tests.runs import BROKERS, DATABASES, ENVIRONMENTS, SERVERS, Run
 class Result:
     """How one run ended. ``missing`` holds the servers without which it did not run, with reasons.
 
-    ``left_out``: it did not begin, because its time limit had passed. ``failures``: node ids of
+    ``left_out``: it did not begin, because its time limit had passed. ``instead_of``: the whole run,
+    if for the same reason only its brief selection ran. ``failures``: node ids of
     pytest. ``repeatable``: nothing else made it fail. ``unstable``: those that failed and passed on
     repetition.
     """
@@ -23,6 +24,7 @@ class Result:
     seconds: float = 0.0
     missing: dict[str, str] = field(default_factory=dict)
     left_out: bool = False
+    instead_of: Run | None = None
     passes: int = 0
     failures: list[str] = field(default_factory=list)
     repeatable: bool = False
@@ -89,6 +91,11 @@ def closing(results: Sequence[Result], rest: Sequence[Run] = ()) -> Iterator[str
         if result.left_out:
             yield (
                 f"LEFT OUT, the time was over: {result.run.title}; run it by `{result.run.by_hand}`"
+            )
+        if result.instead_of:
+            yield (
+                f"SHORTENED, the time was over: {result.run.title};"
+                f" run all of it by `{result.instead_of.by_hand}`"
             )
     if rest:
         yield 'NOT IN THE DEFAULT SELECTION; `make test ARGS="--all"` runs all, and each line one:'

@@ -221,6 +221,19 @@ def test_a_repetition_that_would_begin_too_late_is_left_out_and_named(tmp_path: 
     assert line.endswith(f"`{place} .venv/bin/python -m pytest tests/processes`")
 
 
+def test_a_run_with_a_brief_selection_that_would_begin_too_late_runs_this_one(
+    tmp_path: Path,
+) -> None:
+    whole = replace(_script(tmp_path, "whole", ""), brief="store")
+    with _executing(tmp_path) as executing:
+        (result,) = executing.results([whole], end=0.0)
+        (in_time,) = executing.results([whole])
+    assert (result.run.marks, result.instead_of) == ("store", whole)
+    assert (in_time.run, in_time.instead_of) == (whole, None)
+    (line,) = (line for line in closing([result, in_time]) if line.startswith("SHORTENED"))
+    assert whole.by_hand in line
+
+
 def test_the_table_distinguishes_a_smoke_set_from_a_complete_suite() -> None:
     smoke, complete = Result(replace(FILES, marks="smoke"), passes=3), Result(FILES, passes=90)
     for results, cell in (([smoke], "passed 3, smoke"), ([smoke, complete], "passed 93")):
