@@ -35,7 +35,7 @@ from django_durable_tasks.celery.prepared_messages import (
     prepare,
 )
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.database_transport import session
+from django_durable_tasks.contrib.database_transport import session, wakeups
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler.dispatch_loop import QueueRotation
@@ -56,7 +56,8 @@ RUN_TAG = "run-"
 AHEAD, _MOST = 0.1, 20
 # Seconds after which tasks that were taken ahead are returned if none of them could start.
 SLOW = 0.5
-# Seconds between two looks for the next due time while nothing is due.
+# Seconds between two looks for the next due time while nothing is due; twice that while
+# notifications arrive.
 LOOK_EVERY = 1.0
 # Seconds: how far a look reads ahead, longer than the pause between two looks; and how many due
 # times it reads at most. If there are more, the next look follows at the last one.
@@ -290,7 +291,8 @@ class DueTasks:
         until = now + timedelta(seconds=_READ_AHEAD)
         heads = [head for head in read_heads(until) if head.queue in channels]
         self._has_come, self._coming = 0, deque()
-        self._look_is_due_at = began + LOOK_EVERY
+        alias = conf.settings().DATABASE
+        self._look_is_due_at = began + wakeups.longest_pause(alias, LOOK_EVERY)
         if heads:
             queues = [head.queue for head in heads]
             self._coming += [row[0] for row in claim.coming(queues, now, until, _DUE_TIMES)]

@@ -493,7 +493,7 @@ class Transport(virtual.Transport):
     """A connection to the broker in the database of an alias of DATABASES.
 
     Options: ``lease`` (seconds), ``polling_interval`` (seconds between two polls of an idle
-    consumer at most), ``max_message_bytes``, ``notify`` (False: no LISTEN and NOTIFY).
+    consumer at most, twice that while notifications arrive), ``max_message_bytes``, ``notify`` (False: no LISTEN and NOTIFY).
     """
 
     Channel = Channel
@@ -652,7 +652,8 @@ class Transport(virtual.Transport):
             self._pause = _SHORTEST_PAUSE
         again = (full and claimed) or self._attention.is_set()
         self._next_poll = now if again else now + self._pause
-        self._pause = min(self._pause * _SLOWER, self.polling_interval)
+        longest = wakeups.longest_pause(self.alias, self.polling_interval)
+        self._pause = min(self._pause * _SLOWER, longest)
         if now >= self._echo_at:
             self._echo_at = float("inf")
 

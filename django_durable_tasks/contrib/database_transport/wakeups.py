@@ -85,6 +85,15 @@ def wake(alias: str, echo: float = 0.0) -> None:
         sleeper.wake(echo)
 
 
+def longest_pause(alias: str, pause: float) -> float:
+    """Return the longest pause (seconds) between two polls of an idle consumer.
+
+    It is twice ``pause`` while notifications arrive: one statement a second for messages and tasks.
+    """
+    listener = _listeners.get(alias)
+    return 2 * pause if listener is not None and listener.listening else pause
+
+
 def after_commit(alias: str, *, notify: bool) -> None:
     """Wake consumers when the transaction of this thread commits; at once if there is none."""
     with suppress(TransactionManagementError):  # autocommit is off: a poll finds the message

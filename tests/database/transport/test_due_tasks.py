@@ -9,11 +9,13 @@ from typing import Any
 
 import kombu
 import pytest
+from django.db import connection
 
+from django_durable_tasks import conf
 from django_durable_tasks.celery import worker_node
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import queues
-from django_durable_tasks.contrib.database_transport import due_tasks
+from django_durable_tasks.contrib.database_transport import due_tasks, wakeups
 from django_durable_tasks.contrib.database_transport.due_tasks import DueTasks
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.models import Task
@@ -110,3 +112,27 @@ def test_more_due_tasks_than_free_processes_are_taken_without_a_look(
     many_tasks(10)
     until(lambda: worker.turn() == 10, within=30)
     assert len(looks) <= 2
+
+
+class _Sleeper:
+    def wake(self, echo: float = 0.0) -> None:
+        """Do nothing."""
+
+
+def test_an_idle_worker_polls_half_as_often_while_notifications_arrive(worker: _Worker) -> None:
+    """So messages and due tasks cost one statement a second together."""
+    alias, sleeper = conf.settings().DATABASE, _Sleeper()
+    worker.turn()
+    assert worker.due_tasks.look_at <= time.monotonic() + due_tasks.LOOK_EVERY
+    wakeups.register(alias, sleeper, listen=True)
+    try:
+        if connection.vendor == "postgresql":
+            until(lambda: wakeups.longest_pause(alias, 1.0) == 2.0, within=30)
+            worker.due_tasks.look_at = 0.0
+            worker.turn()
+            assert worker.due_tasks.look_at > time.monotonic() + due_tasks.LOOK_EVERY
+        else:
+            assert wakeups.longest_pause(alias, 1.0) == 1.0
+    finally:
+        wakeups.forget(alias, sleeper)
+    assert wakeups.longest_pause(alias, 1.0) == 1.0
