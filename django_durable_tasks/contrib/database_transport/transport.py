@@ -493,7 +493,8 @@ class Transport(virtual.Transport):
     """A connection to the broker in the database of an alias of DATABASES.
 
     Options: ``lease`` (seconds), ``polling_interval`` (seconds between two polls of an idle
-    consumer at most, twice that while notifications arrive), ``max_message_bytes``, ``notify`` (False: no LISTEN and NOTIFY).
+    consumer at most, twice that while notifications arrive), ``max_message_bytes``, ``notify``
+    (False: no LISTEN and NOTIFY).
     """
 
     Channel = Channel
