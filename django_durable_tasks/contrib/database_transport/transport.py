@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from amqp.basic_message import Message as AMQPMessage
 from amqp.protocol import queue_declare_ok_t
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
@@ -64,6 +65,8 @@ _OUTAGE_PAUSE = 2.0
 # Bytes. Below the smallest max_allowed_packet in use, the 16 MiB of MariaDB.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 _HIGHEST_PRIORITY = 9
+# The properties of AMQP, and Kombu's own.
+_PROPERTIES = {name for name, _ in AMQPMessage.PROPERTIES} | {"delivery_info", "priority"}
 _declarations: dict[str, Declarations] = {}
 
 
@@ -308,7 +311,11 @@ class Channel(virtual.Channel):
         Raises MessageTooLarge, ValueError for a name that is too long, and the errors of Django.
         """
         routing_key = routing.checked_name("routing key", routing_key or "")
-        properties = message["properties"]
+        # As AMQP does: Kombu passes on every keyword argument that it does not know.
+        given = message["properties"]
+        message["properties"] = properties = {
+            name: value for name, value in given.items() if name in _PROPERTIES
+        }
         message["body"], encoding = self.encode_body(message["body"], _encoding(message["body"]))
         properties.update(body_encoding=encoding, delivery_tag=self._next_delivery_tag())
         properties["delivery_info"].update(exchange=exchange or "", routing_key=routing_key)

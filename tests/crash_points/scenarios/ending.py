@@ -4,13 +4,17 @@ its dependents are resolved.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from django.contrib.auth.models import Group
 
 from django_durable_tasks import Workflow
+from django_durable_tasks.choices import Status
 from django_durable_tasks.models import Task
+from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim
 from tests.crash_points import bodies
 from tests.crash_points.scenarios.scenario import Scenario, Stand
 from tests.crash_points.scenarios.starting import messages
@@ -34,7 +38,12 @@ def first_of(body: Any) -> Callable[[], Task]:
         first = wf.add(body, step="first")
         wf.add(bodies.well, after=first, step="second")
         wf.add(bodies.well, after={first: "MUST_FINISH"}, step="third")
-        return of(wf.start(), "first")
+        row = of(wf.start(), "first")
+        # Not published at COMMIT while the state of its queue is unknown.
+        if row.status == Status.PENDING:
+            claim.claim_these([row.pk], database_now(), uuid.uuid4())
+            row.refresh_from_db()
+        return row
 
     return scene
 

@@ -226,3 +226,13 @@ def test_what_a_dead_worker_holds_returns_when_its_node_is_declared_dead(
     ) as other:
         assert other.default_channel.basic_get("orders").payload == "dead"
         assert other.default_channel.basic_get("orders") is None
+
+
+def test_properties_that_amqp_does_not_have_are_left_out(broker: kombu.Connection) -> None:
+    """Kombu passes on each keyword argument that it does not know, whatever it is."""
+    _put(broker, "orders", 1, correlation_id="c", priority=3, signal=object())
+    message = broker.default_channel.basic_get("orders")
+    assert message.payload == 1
+    assert message.properties["correlation_id"] == "c"
+    assert message.properties["priority"] == 3
+    assert "signal" not in message.properties
