@@ -7,7 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -49,7 +49,6 @@ _LOOK_EVERY = timedelta(seconds=0.1)
 fifth of the time of a claim. It is not a number of claims: how often a scheduler claims depends on
 the window of the queue, and a new tenant would wait for that many refills.
 """
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TenantTurns:
@@ -74,7 +73,8 @@ class TenantTurns:
         demands = [
             one
             for one in demands
-            if abs(now - self.looked_at.get(one.queue, _LONG_AGO)) >= _LOOK_EVERY
+            if one.queue not in self.looked_at
+            or abs(now - self.looked_at[one.queue]) >= _LOOK_EVERY
         ]
         due = claims.due_tenants(demands, now, self.past, _TOGETHER) if demands else {}
         parts = list[QueueDemand]()

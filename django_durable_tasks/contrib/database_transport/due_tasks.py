@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -303,8 +302,10 @@ class DueTasks:
         return {head.queue: head.levels for head in heads if head.at <= now}
 
     def _plan(self, began: float, now: datetime) -> None:
-        pauses = [(at - now).total_seconds() for at in islice(self._coming, 1)]
-        self.look_at = min([self._look_is_due_at, *(began + pause for pause in pauses)])
+        self.look_at = self._look_is_due_at
+        if self._coming:
+            pause = (self._coming[0] - now).total_seconds()
+            self.look_at = min(self.look_at, began + pause)
 
     def _message(self, channel: Any, message: Any, run: Run | None) -> Any:
         queue = current_app.amqp.queues[message.queue]

@@ -65,8 +65,8 @@ _OUTAGE_PAUSE = 2.0
 # Bytes. Below the smallest max_allowed_packet in use, the 16 MiB of MariaDB.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 _HIGHEST_PRIORITY = 9
-# The properties of AMQP, and Kombu's own.
-_PROPERTIES = {name for name, _ in AMQPMessage.PROPERTIES} | {"delivery_info", "priority"}
+# The properties of AMQP, and the one of Kombu by which a message is routed.
+_PROPERTIES = {name for name, _ in AMQPMessage.PROPERTIES} | {"delivery_info"}
 _declarations: dict[str, Declarations] = {}
 
 
