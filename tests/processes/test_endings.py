@@ -1,5 +1,6 @@
 """Every ending of a body in a prefork worker has a named reason, and no task stays RUNNING."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,17 @@ def _spent(task: Task, reason: str, *logs: str) -> Task:
     )
     assert _case(found).reason == reason
     return found
+
+
+def _check_starts(found: Task, runs: int) -> None:
+    """Check that each start was a run. A worker on the database broker starts a task before a process
+    accepts it. If the process was about to end, the task is returned, and this start counts only in
+    ``attempts``.
+    """
+    if os.environ["TEST_BROKER"] == "database":
+        assert found.attempts >= runs
+    else:
+        assert found.attempts == runs
 
 
 @pytest.mark.smoke
@@ -126,12 +138,14 @@ def test_a_process_that_dies_under_the_body_uses_the_budget_of_crashes(
     found = _spent(
         bodies.leave.using(max_crashes=crashes).schedule(how, code), "CRASHED", *["LOST"] * crashes
     )
-    assert (found.crashes, found.failures, found.attempts) == (crashes, 0, crashes)
+    assert (found.crashes, found.failures) == (crashes, 0)
+    _check_starts(found, crashes)
 
 
 def test_a_process_that_dies_before_the_start_uses_the_budget_of_crashes_too() -> None:
     found = _spent(bodies.lose_before_the_start.schedule(), "CRASHED", "LOST", "LOST")
-    assert (found.crashes, found.failures, found.attempts) == (2, 0, 2)
+    assert (found.crashes, found.failures) == (2, 0)
+    _check_starts(found, 2)
 
 
 def test_a_lost_run_that_must_not_run_twice_is_a_dead_letter_at_once() -> None:
