@@ -36,8 +36,10 @@ examples:
   python -m benchmarks lag --peers none --prunable 300000      the same while 300,000 ended tasks are pruned
   python -m benchmarks lanes --peers none                      each mechanism for speed, with and without it
   python -m benchmarks neighbour --peers none                  how late a tenant's tasks start beside another's
+  python -m benchmarks coroutines --peers none                 1,000 async functions at once in one process
   python -m benchmarks limit --peers none                      short tasks per second with max_concurrency=4
   python -m benchmarks claim -n 10000000                       a claim beside 10 M finished and 1 M future rows
+  python -m benchmarks messages --peers none                   the broker in the database: queues, dead rows, commits
   python -m benchmarks large -n 10000000                       claim, start and end beside 10 M and 10 M rows
   python -m benchmarks queues --peers none                     one poll with rows due in 1,000 queues
   python -m benchmarks queues --peers none --large --rounds 1  the same, and 10,000 queues, tenants and 100,000 keys

@@ -36,7 +36,10 @@ WIDE_WINDOW = {"QUEUE_WINDOW": 10_000_000, "PAYLOAD_MAX_BYTES": 65_536}
 # not republished during the measurement.
 UNWORKED = {"QUEUE_WINDOW": 10_000_000, "REPUBLISH_AFTER": 3_600}
 _RAN = """
-    SELECT count(*), extract(epoch FROM max(completed_at) - min(started_at))::float8
+    SELECT count(*), extract(epoch FROM max(completed_at) - min(started_at))::float8, (
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE 'durable worker%'
+    )
     FROM durable_tasks_execution_log WHERE status = 'SUCCESS'
 """
 _MESSAGES = """
@@ -61,6 +64,8 @@ class Ours:
     """Module, name and value of a condition of this package, without which a mechanism is off."""
     messages: float = field(default=0.0, init=False)
     """The messages per published task of the last call of ``run``."""
+    connections: int = field(default=0, init=False)
+    """The most connections to the database that the worker had during the last call of ``run``."""
 
     @property
     def name(self) -> str:
@@ -172,12 +177,13 @@ class Ours:
         published: bool,
         task: str = "noop",
         children: int = 2,
+        pool: str = "prefork",
         pause: float = 0.0,
         enough: int | None = None,
     ) -> float:
         """Time n tasks with one scheduler and one worker, from the first start to the last success.
-        ``task``: the name of the function. ``children``: the number of processes of the worker.
-        ``pause``: how long (seconds) each function runs. ``enough``: only this many of the n tasks.
+        ``task``: the name of the function. ``children``: the number of processes or threads of the
+        worker. ``pause``: how long (seconds) each function runs. ``enough``: only this many of the n tasks.
         """
         wanted, within = enough or n, patience(n) + 10 * pause * (enough or n) / children
         if published:
@@ -197,7 +203,9 @@ class Ours:
             *WORKER,
             f"bench-{self.servers.run}@%h",
         ]
-        worker += [f"--concurrency={children}", f"--prefetch-multiplier={prefetch}"]
+        worker += [f"--pool={pool}", f"--concurrency={children}"]
+        worker += [f"--prefetch-multiplier={prefetch}"]
+        self.connections = 0
         try:
             with (
                 running(loop, **variable) as scheduler,
@@ -224,9 +232,9 @@ class Ours:
         found = database.execute(_MESSAGES).fetchone() or (0.0,)
         return float(found[0] or 0.0)
 
-    @staticmethod
-    def _ran(database: psycopg.Connection) -> tuple[int, float]:
-        found = database.execute(_RAN).fetchone() or (0, 0.0)
+    def _ran(self, database: psycopg.Connection) -> tuple[int, float]:
+        found = database.execute(_RAN).fetchone() or (0, 0.0, 0)
+        self.connections = max(self.connections, int(found[2]))
         return int(found[0]), float(found[1] or 0.0)
 
 

@@ -10,6 +10,7 @@ from benchmarks.backlog import BATCH, FUTURE_OF, Backlog
 from benchmarks.callbacks import PAUSE, RATE, THREADS, Callbacks
 from benchmarks.contenders import BareCelery, Ours
 from benchmarks.contest import OURS, Contender, Measured
+from benchmarks.coroutines import coroutines
 from benchmarks.durations import durations
 from benchmarks.failover import Failover
 from benchmarks.graphs import EDGES_CHECKED, Canvas, OurGraphs
@@ -18,6 +19,7 @@ from benchmarks.lanes import lanes
 from benchmarks.large_tables import LargeTables
 from benchmarks.limit import limit
 from benchmarks.many_queues import DUE, TOGETHER, ManyQueues
+from benchmarks.messages import AT_ONCE, COMMITS, COMMITTERS, FEW, Messages
 from benchmarks.neighbour import neighbour
 from benchmarks.recurring import recurring
 from benchmarks.stage import SLOW, Stage, a_contender, database_queues
@@ -27,6 +29,7 @@ DEFAULT_N = {
     "enqueue": 2_000,
     "run": 4_000,
     "durations": 3_000,
+    "coroutines": 1_000,
     "dispatch": 20_000,
     "recurring": 50_000,
     "graph": 10_000,
@@ -35,6 +38,7 @@ DEFAULT_N = {
     "limit": 400,
     "neighbour": 200,
     "claim": 1_000_000,
+    "messages": 100_000,
     "large": 1_000_000,
     "queues": 1_000,
     "api": 1_000_000,
@@ -218,6 +222,24 @@ def claim(stage: Stage) -> list[Contender]:
     return found
 
 
+def messages(stage: Stage) -> list[Contender]:
+    """Compare the broker in the database with 100 and with n queued messages, with n dead rows, and
+    the commits of many processes with and without notifications.
+    """
+    found = []
+    for queued, dead in ((FEW, 0), (stage.n, 0), (FEW, 10 * stage.n)):
+        what = f"claim of {AT_ONCE}, {queued:,} queued, {dead:,} dead"
+        measure = Messages(stage.servers, "database", queued=queued, dead=dead).claim
+        found.append(a_contender(stage, "messages", what, OURS, "database", measure, n=AT_ONCE))
+    ours = Messages(stage.servers, "database")
+    for notify in (True, False):
+        what = f"{COMMITTERS} processes commit, {'with' if notify else 'without'} notifications"
+        measure = partial(ours.commits, notify=notify)
+        number = COMMITTERS * COMMITS
+        found.append(a_contender(stage, "messages", what, OURS, "database", measure, n=number))
+    return found
+
+
 def large(stage: Stage) -> list[Contender]:
     """Compare the statements of a task's life with 10,000 and with n ended, and as many future,
     tasks in the table.
@@ -276,6 +298,7 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "enqueue": enqueue,
     "run": run,
     "durations": durations,
+    "coroutines": coroutines,
     "dispatch": dispatch,
     "recurring": recurring,
     "graph": graph,
@@ -284,6 +307,7 @@ PROGRAMMES: dict[str, Callable[[Stage], list[Contender]]] = {
     "limit": limit,
     "neighbour": neighbour,
     "claim": claim,
+    "messages": messages,
     "large": large,
     "queues": queues,
     "api": api,

@@ -47,4 +47,16 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        home = import_module(_HOMES[name])
+    except RuntimeError as error:
+        # Django's message about a model outside INSTALLED_APPS does not name the app to add.
+        if f"{__name__}.models" in str(error) and "INSTALLED_APPS" in str(error):
+            # The probe of health imports this package and must stay free of Django.
+            exceptions = import_module("django.core.exceptions")
+            raise exceptions.ImproperlyConfigured(
+                f"{name!r} needs the app {__name__!r}: add it to INSTALLED_APPS, and run"
+                " `manage.py migrate`."
+            ) from error
+        raise
+    return getattr(home, name)

@@ -31,6 +31,7 @@ class DurableTasksConfig(AppConfig):
         from django_durable_tasks.celery import (
             calls,
             filesystem,
+            late_tasks,
             project_app,
             signal_handlers,
             worker_node,
@@ -48,6 +49,7 @@ class DurableTasksConfig(AppConfig):
         _bind_ports()
         signal_handlers.connect()
         worker_node.connect()
+        late_tasks.connect()
         checks.register()
         connection_created.connect(
             release_databases, dispatch_uid="django_durable_tasks.release_databases"

@@ -257,8 +257,8 @@ def _insert_entries_in_one_statement(
     parameters: Mapping[str, Any] | None = None,
 ) -> None:
     before = "" if update is None else f"WITH before_entries AS ({update}) "
-    given = {"entries": as_recordset(entries), **(parameters or {})}
-    tables.count(f"{before}{sql('audit_entries')}", given)
+    values = {"entries": as_recordset(entries), **(parameters or {})}
+    tables.count(f"{before}{sql('audit_entries')}", values)
 
 
 def as_recordset(entries: Sequence[AuditEntry]) -> str:
@@ -389,14 +389,14 @@ class AuditRecorder:
             return self._of_one_task()
         subjects = []
         for tenant_id in sorted({owner for owner, _status in self._tasks.values()}):
-            these = {
+            of_tenant = {
                 task_id: value for task_id, value in self._tasks.items() if value[0] == tenant_id
             }
-            old, new = self._statuses(these)
-            ids = [str(task_id) for task_id in list(these)[:IDS_MAX]]
+            old, new = self._statuses(of_tenant)
+            ids = [str(task_id) for task_id in list(of_tenant)[:IDS_MAX]]
             after = {"status": new, **self._after}
             subjects.append(
-                self._entry(tenant_id, "task", "", len(these), ids, {"status": old}, after)
+                self._entry(tenant_id, "task", "", len(of_tenant), ids, {"status": old}, after)
             )
         return subjects
 
@@ -416,8 +416,8 @@ class AuditRecorder:
         """Return how many of these tasks had each status before, and how many have it now."""
         after, keys = Counter[str](), list(rows)
         for first in range(0, len(keys), _MANY):
-            these = tables.tasks().filter(pk__in=keys[first : first + _MANY])
-            after.update(Counter(these.order_by().values_list("status", flat=True)))
+            page = tables.tasks().filter(pk__in=keys[first : first + _MANY])
+            after.update(Counter(page.order_by().values_list("status", flat=True)))
         return dict(Counter(status for _owner, status in rows.values())), dict(after)
 
     def _entry(
@@ -529,18 +529,18 @@ def in_sets(key: str) -> Q:
     """Return the condition for entries of sets that contain the object with this id, among the
     newest SETS_READ of each type.
     """
-    found = list[int]()
+    ids = list[int]()
     for object_type in _SETS_OF:
         # Ids are texts in the JSON, so that 17 is not found in 117.
         sets = _with_id(audit_entries().of_object(object_type, ""), f'"{key}"')
-        found += sets.values_list("pk", flat=True)
-    return Q(pk__in=found)
+        ids += sets.values_list("pk", flat=True)
+    return Q(pk__in=ids)
 
 
 def _with_id(sets: AuditEntryQuerySet, text: str) -> AuditEntryQuerySet:
     newest = list(sets.order_by("-pk").values_list("pk", flat=True)[:SETS_READ])
-    these = audit_entries().filter(pk__in=newest)
-    return these.annotate(ids_as_text=Cast("object_ids", TextField())).filter(
+    queryset = audit_entries().filter(pk__in=newest)
+    return queryset.annotate(ids_as_text=Cast("object_ids", TextField())).filter(
         ids_as_text__contains=text
     )
 

@@ -224,7 +224,8 @@ _FINDINGS = (
         "The pool {pool!r} cannot interrupt a task function, but these tasks have time limits:"
         " {names}. A time limit then ends the lease, and only functions that call"
         " self.durable.check() stop.",
-        "Use the prefork pool for them, or call self.durable.check() in long functions.",
+        "Use the prefork pool for them, write them with `async def`, or call self.durable.check()"
+        " in long functions.",
     ),
     ProjectFinding(
         "W005",
@@ -287,7 +288,7 @@ _FINDINGS = (
     ),
     ProjectFinding(
         "W018",
-        "{settings} is False, the default before Celery 5.7: RabbitMQ 4.3 and newer refuse the"
+        "{settings} {verb} False, the default before Celery 5.7: RabbitMQ 4.3 and newer refuse the"
         " queue, and a worker ends at its start with 541 INTERNAL_ERROR.",
         "Write CELERY_CONTROL_QUEUE_EXCLUSIVE = CELERY_EVENT_QUEUE_EXCLUSIVE = True, which works"
         " with every RabbitMQ, or install celery>=5.7.",
@@ -341,8 +342,8 @@ def _check(*tags: str) -> Callable[[Callable[..., Iterator[CheckMessage]]], _Che
 
     def decorated(find: Callable[..., Iterator[CheckMessage]]) -> _Check:
         @wraps(find)
-        def check(app_configs: Any = None, **given: Any) -> list[CheckMessage]:
-            return list(find(**given))
+        def check(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+            return list(find(**kwargs))
 
         _checks.append((check, tags))
         return check
@@ -359,11 +360,11 @@ def register() -> None:
 def valid_settings() -> Settings | None:
     """The settings; None if they are invalid, which E001 or E002 reports."""
     try:
-        found = conf.settings()
+        settings = conf.settings()
         conf.retention()
     except InvalidSetting:
         return None
-    return found if found.DATABASE in connections.settings else None
+    return settings if settings.DATABASE in connections.settings else None
 
 
 @contextmanager
@@ -444,9 +445,12 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
         differing = None
         yield FINDINGS["E001"](reason=invalid)
     if differing is not None:
-        zone, other = differing
+        zone, conflicting = differing
         yield FINDINGS["W014"](
-            zone=zone.name, setting=zone.setting, other=other.setting, differs=other.name
+            zone=zone.name,
+            setting=zone.setting,
+            other=conflicting.setting,
+            differs=conflicting.name,
         )
     for app, names in _NEEDED_APPS.items():
         if not apps.is_installed(app):
@@ -498,18 +502,18 @@ def _secret_keys() -> Iterator[CheckMessage]:
     for name in sorted(registry.names()):
         options, parameters = registry.get(name).options, registry.get(name).positional_parameters
         templates = {options.unique, limits.key_of(options.rate_limit, options.max_concurrency)}
-        for template in sorted(one for one in templates if isinstance(one, str)):
+        for template in sorted(key for key in templates if isinstance(key, str)):
             automatic = 0
             for _, field, _, _ in Formatter().parse(template):
                 if field is None:
                     continue
-                first, *rest = re.findall(r"[^.\[\]]+", field) or [""]
+                first, *members = re.findall(r"[^.\[\]]+", field) or [""]
                 if not first:
                     first, automatic = str(automatic), automatic + 1
                 if first.isdecimal():
                     last = min(int(first), len(parameters) - 1)
                     first = parameters[last] if parameters else first
-                if any(masked({part: ""}, names)[part] for part in (first, *rest)):
+                if any(masked({member: ""}, names)[member] for member in (first, *members)):
                     yield FINDINGS["W023"](name=name, field=field, template=template)
 
 
@@ -557,7 +561,8 @@ OLDEST_KOMBU = (5, 4)
 UNSAFE = frozenset({"pickle", "yaml", "application/x-python-serialize", "application/x-yaml"})
 
 
-UNTIMED_POOLS = ("threads", "solo", "gevent", "eventlet")
+_THREADS = ("threads", "solo")
+UNTIMED_POOLS = (*_THREADS, "gevent", "eventlet")
 
 _SLUG = "tenant"
 
@@ -584,7 +589,8 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
         yield FINDINGS["E019"](reason=wiring.folder_problem)
     if inspect.is_rabbitmq(wiring.transport) and wiring.transient_queues:
         settings_of = [f"CELERY_{kind.upper()}_QUEUE_EXCLUSIVE" for kind in wiring.transient_queues]
-        yield FINDINGS["W018"](settings=" and ".join(settings_of))
+        verb = "is" if len(settings_of) == 1 else "are"
+        yield FINDINGS["W018"](settings=" and ".join(settings_of), verb=verb)
     if settings is not None and wiring.visibility_timeout is not None:
         leases = [task.lease for task in registered_options() if task.lease is not None]
         longest = max([settings.LEASE, *leases])
@@ -605,9 +611,10 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
         if wiring.eager_propagates:
             yield FINDINGS["W003"]()
     limited = [
-        task.name
-        for task in registered_options()
-        if task.timeout is not None or task.soft_timeout is not None
+        name
+        for name in sorted(registry.names())
+        if registry.get(name).options.is_limited_in_time
+        and not (registry.get(name).is_async and wiring.pool in _THREADS)
     ]
     if limited and wiring.pool in UNTIMED_POOLS:
         yield FINDINGS["W004"](pool=wiring.pool, names=listed(limited))
@@ -715,12 +722,12 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> Iterator
 
 def exact_columns() -> dict[str, set[str]]:
     """Return the columns of each table that compare texts exactly."""
-    found: dict[str, set[str]] = {}
+    columns: dict[str, set[str]] = {}
     for model in apps.get_models():
         for field in model._meta.local_fields:
             if type(field) is ExactCharField:
-                found.setdefault(model._meta.db_table, set()).add(str(field.column))
-    return found
+                columns.setdefault(model._meta.db_table, set()).add(str(field.column))
+    return columns
 
 
 def _inexact_columns(connection: Any) -> Iterator[CheckMessage]:
@@ -730,10 +737,10 @@ def _inexact_columns(connection: Any) -> Iterator[CheckMessage]:
     sql = text("inexact_columns", connection.vendor)
     if sql is None:
         return
-    wanted, collation = exact_columns(), exact_collation(connection)
+    exact, collation = exact_columns(), exact_collation(connection)
     with connection.cursor() as cursor:
         cursor.execute(sql, {"exact": collation})
-        rows = [row for row in cursor.fetchall() if row[1] in wanted.get(row[0], ())]
+        rows = [row for row in cursor.fetchall() if row[1] in exact.get(row[0], ())]
     if not rows:
         return
     tables = dict.fromkeys(table for table, _, _ in rows)

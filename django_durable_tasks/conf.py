@@ -84,7 +84,7 @@ def check_encryption_keys(key: str, value: object) -> None:
 
 
 def check_list_of_names(key: str, value: object, of: str = "names") -> None:
-    """Check that a setting is a list of strings. ``of`` says for the error what they are."""
+    """Check that a setting is a list of strings. ``of``: what they are, for the error."""
     if (
         not isinstance(value, Iterable)
         or isinstance(value, str | bytes | Mapping)
@@ -118,15 +118,15 @@ def check_allowed(key: str, value: object, of: str = "names") -> None:
         check_list_of_names(key, entries, of)
 
 
-def allowed_in(given: Any, slug: str | None) -> tuple[str, ...]:
+def allowed_in(setting: Any, slug: str | None) -> tuple[str, ...]:
     """Return the entries of such a setting for a tenant; None: those of all tenants together."""
-    if not isinstance(given, Mapping):
-        entries = tuple(given)
+    if not isinstance(setting, Mapping):
+        entries = tuple(setting)
     elif slug is None:
-        entries = tuple(entry for several in given.values() for entry in several)
+        entries = tuple(entry for several in setting.values() for entry in several)
     else:
-        entries = (*given.get("*", ()), *(given.get(slug, ()) if slug != "*" else ()))
-    return entries if slug is None else tuple(one.replace("{tenant}", slug) for one in entries)
+        entries = (*setting.get("*", ()), *(setting.get(slug, ()) if slug != "*" else ()))
+    return entries if slug is None else tuple(entry.replace("{tenant}", slug) for entry in entries)
 
 
 def check_text(key: str, value: object) -> None:
@@ -161,7 +161,7 @@ def check_region(key: str, value: object) -> None:
 
 
 def check_mapping(key: str, value: object, of: str) -> None:
-    """Check that a setting is a mapping. ``of`` says for the error what it maps."""
+    """Check that a setting is a mapping. ``of``: what it maps, for the error."""
     if not isinstance(value, Mapping):
         raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a mapping of {of}.")
 
@@ -512,12 +512,12 @@ def read(raw: Mapping[str, Any]) -> Settings:
         if value is not None and check is not None:
             check(key, value)
         values[key] = checked_seconds(key, value) if kind == "duration" else value
-    found = Settings(**values)
-    if found.HEARTBEAT * 2 > found.LEASE:
+    result = Settings(**values)
+    if result.HEARTBEAT * 2 > result.LEASE:
         raise InvalidSetting(
-            f"DURABLE_TASKS['LEASE'] is {found.LEASE:g}: it must be at least 2 x HEARTBEAT."
+            f"DURABLE_TASKS['LEASE'] is {result.LEASE:g}: it must be at least 2 x HEARTBEAT."
         )
-    return found
+    return result
 
 
 _YEAR = 31_536_000
@@ -537,14 +537,15 @@ _BEFORE_ALL = datetime(1970, 1, 2, tzinfo=UTC)
 
 
 def _retention() -> dict[str, float | None]:
-    given = settings().RETENTION or {}
-    for key in given:
+    configured = settings().RETENTION or {}
+    for key in configured:
         if key not in _KEPT:
             raise InvalidSetting(
                 f"DURABLE_TASKS['RETENTION'] has no key {key!r}; it has: {', '.join(_KEPT)}."
             )
     return {
-        key: checked_seconds(f"RETENTION[{key}]", kept) for key, kept in {**_KEPT, **given}.items()
+        key: checked_seconds(f"RETENTION[{key}]", kept)
+        for key, kept in {**_KEPT, **configured}.items()
     }
 
 
@@ -588,8 +589,8 @@ TENANT = "{tenant}"
 
 def names_tenants(key: str) -> bool:
     """Return whether the entries of this list of what is allowed differ between tenants."""
-    given = getattr(settings(), key)
-    return isinstance(given, Mapping) or any(TENANT in entry for entry in given)
+    setting = getattr(settings(), key)
+    return isinstance(setting, Mapping) or any(TENANT in entry for entry in setting)
 
 
 def allowed(key: str, slug: str | None = None) -> tuple[str, ...]:

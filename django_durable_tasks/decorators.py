@@ -8,8 +8,11 @@ number of times.
 from __future__ import annotations
 
 import inspect
+import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -17,7 +20,6 @@ from celery import shared_task
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import endings
-from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.celery.task import DurableTask, signature_of
 from django_durable_tasks.exceptions import InvalidOption
@@ -25,7 +27,13 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.option_values import checked_key, hint
 from django_durable_tasks.registry import Declaration, Registered
 from django_durable_tasks.schedules.options import CODE, KINDS, ScheduleOptions, columns
-from django_durable_tasks.tasks.options import TASK_OPTIONS, checked_defaults, task_options
+from django_durable_tasks.tasks.options import (
+    TASK_OPTIONS,
+    DecoratorOptions,
+    UsingOptions,
+    checked_defaults,
+    task_options,
+)
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -45,28 +53,41 @@ _CELERY = frozenset(
 )
 
 
-class DurableFunction(Protocol[P, R_co]):
-    """The type of a durable task for type checkers: every calling form has the signature of the
-    function.
+class DurableCalls(Protocol[P, R_co]):
+    """The calling forms of a durable task for type checkers, with the signature of the function.
+
+    ``schedule(run_at=...)`` accepts any arguments: Python has no type for a keyword beside the
+    parameters of a function. ``using(run_at=...).schedule(...)`` is checked.
     """
 
-    name: str
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult:
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult[R_co]:
         """Create the task in the caller's transaction and return its result."""
 
     @overload
     def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Task: ...
     @overload
-    def schedule(self, *args: Any, run_at: datetime, **kwargs: Any) -> Task: ...
+    def schedule(self, *args: Any, run_at: datetime | None, **kwargs: Any) -> Task: ...
     def schedule(self, *args: Any, **kwargs: Any) -> Task:
         """Create the task in the caller's transaction and return it; ``run_at=`` is the earliest
         start.
         """
 
-    def using(self, **options: Any) -> Using:
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult[R_co]:
+        """Create the task as ``delay`` does, without blocking the event loop."""
+
+    @overload
+    async def aschedule(self, *args: P.args, **kwargs: P.kwargs) -> Task: ...
+    @overload
+    async def aschedule(self, *args: Any, run_at: datetime | None, **kwargs: Any) -> Task: ...
+    async def aschedule(self, *args: Any, **kwargs: Any) -> Task:
+        """Create the task as ``schedule`` does, without blocking the event loop."""
+
+    async def aschedule_many(
+        self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
+    ) -> list[uuid.UUID]:
+        """Create tasks as ``schedule_many`` does, without blocking the event loop."""
+
+    def using(self, **options: Unpack[UsingOptions]) -> DurableCalls[P, R_co]:
         """Return this task with options for the calls made through the returned object."""
 
     def schedule_many(
@@ -85,17 +106,33 @@ class DurableFunction(Protocol[P, R_co]):
         memory; return their number.
         """
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> DurableResult:
+    def apply_async(
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> DurableResult[R_co]:
         """Create the task; the arguments are those of Celery's ``apply_async``."""
 
-    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult | None:
+
+class DurableFunction(DurableCalls[P, R_co], Protocol[P, R_co]):
+    """The type of a durable task for type checkers: the function and its calling forms."""
+
+    name: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> DurableResult[R_co] | None:
         """Create the task in the caller's transaction. Returns None if that is a transaction of
         another database.
         """
 
     def apply_async_on_commit(
-        self, args: Any = None, kwargs: Any = None, **options: Any
-    ) -> DurableResult | None:
+        self,
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> DurableResult[R_co] | None:
         """Create the task in the caller's transaction. Returns None if that is a transaction of
         another database.
         """
@@ -127,9 +164,11 @@ class _Bound(Protocol):
 @overload
 def durable_task(function: Callable[P, R], /) -> DurableFunction[P, R]: ...
 @overload
-def durable_task(*, bind: Literal[True], **options: Any) -> _Bound: ...
+def durable_task(*, bind: Literal[True], **options: Unpack[DecoratorOptions]) -> _Bound: ...
 @overload
-def durable_task(*, bind: Literal[False] = False, **options: Any) -> _Plain: ...
+def durable_task(
+    *, bind: Literal[False] = False, **options: Unpack[DecoratorOptions]
+) -> _Plain: ...
 
 
 def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -152,45 +191,65 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
     return decorate
 
 
-def _decorate(function: Callable[..., Any], given: Mapping[str, Any]) -> DurableFunction[..., Any]:
-    for option in given:
+def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> DurableFunction[..., Any]:
+    for option in kwargs:
         if option not in TASK_OPTIONS | _CELERY:
             remedy = hint(option, TASK_OPTIONS | _CELERY)
             raise InvalidOption(f"@durable_task has no option {option!r}. {remedy}".rstrip())
     _check_function(function)
-    base = given.get("base") or DurableTask
+    base = kwargs.get("base") or DurableTask
     if not (isinstance(base, type) and issubclass(base, DurableTask)):
         raise InvalidOption.of(
             "base",
             base,
             "derive it from django_durable_tasks.celery.task.DurableTask instead of Celery's Task.",
         )
-    given = endings.with_those_of_base(base, given)
-    ours = {key: value for key, value in given.items() if key in TASK_OPTIONS and key != "name"}
-    name = given.get("name") or f"{function.__module__}.{function.__name__}"
+    kwargs = endings.with_those_of_base(base, kwargs)
+    ours = {key: value for key, value in kwargs.items() if key in TASK_OPTIONS and key != "name"}
+    name = kwargs.get("name") or f"{function.__module__}.{function.__name__}"
     # The project's defaults do not apply to the tasks of this package.
     is_ours = function.__module__.startswith("django_durable_tasks.")
     defaults = {} if is_ours else checked_defaults(conf.settings().TASK_DEFAULTS or {})
-    options = task_options(name, ours, {**defaults, **endings.implied_retries(given)})
-    signature = signature_of(function, bound=bool(given.get("bind")))
-    _check_parameters(function, signature)
+    options = task_options(name, ours, {**defaults, **endings.implied_retries(kwargs)})
+    signature = signature_of(function, bound=bool(kwargs.get("bind")))
+    if base.has_schedule_method:
+        _check_parameters(function, signature)
     registry.add(Registered(options, signature, function))
     # The result is stored in the row; a result backend would store it a second time.
     celery_options = {"ignore_result": True} | {
-        key: value for key, value in given.items() if key in _CELERY
+        key: value for key, value in kwargs.items() if key in _CELERY
     }
-    celery_options |= {"base": base, **endings.celery_options(given, options)}
-    task = shared_task(
-        name=options.name,
-        durable_options=options,
-        time_limit=options.timeout,
-        soft_time_limit=options.soft_timeout,
-        **celery_options,
-    )(function)
+    celery_options |= {"base": base, **endings.celery_options(kwargs, options)}
+    with _warnings_of_caller():
+        task = shared_task(
+            name=options.name,
+            durable_options=options,
+            time_limit=options.timeout,
+            soft_time_limit=options.soft_timeout,
+            **celery_options,
+        )(function)
     _built[id(task)] = task, options.name
     for schedule, timing in _below.pop(id(function), (function, ()))[1]:
         registry.declare(Declaration(schedule, options.name, timing, CODE), function)
     return cast("DurableFunction[..., Any]", task)
+
+
+@contextmanager
+def _warnings_of_caller() -> Iterator[None]:
+    """Issue the warnings of the block for the line that calls this package. Celery's
+    DuplicateTaskNameWarning names the first frame outside of Celery, which is in this module.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    for warning in caught:
+        warnings.warn(warning.message, warning.category, stacklevel=level)
+
+
+def _is_between(module: str) -> bool:
+    return module == "contextlib" or module.startswith("django_durable_tasks.")
 
 
 def _check_function(function: Any) -> None:
@@ -203,11 +262,12 @@ def _check_function(function: Any) -> None:
             f"@durable_task cannot decorate {name}, which is {kind}: write a function with `def`"
             " that calls it."
         )
-    if inspect.iscoroutinefunction(function):
+    if inspect.isasyncgenfunction(function):
         raise InvalidOption(
-            f"{name} is async: Celery runs plain functions; call asyncio.run() in it."
+            f"{name} is an async generator: a call would run nothing of it. Return a list, or read"
+            " the generator by `async for` in a function with `async def`."
         )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if inspect.isgeneratorfunction(function):
         raise InvalidOption(
             f"{name} is a generator: a call would run nothing of it. Return a list, or call the"
             " generator in a plain function."
@@ -258,6 +318,15 @@ def recurring(name: str, /, **options: Unpack[ScheduleOptions]) -> Callable[[T],
         return task
 
     return declare
+
+
+def adopt(task: object, function: Callable[..., Any], name: str) -> None:
+    """Let ``@recurring`` decorate an object of another package, whose ``function`` is registered as
+    the durable task of this name.
+    """
+    _built[id(task)] = task, name
+    for schedule, timing in _below.pop(id(function), (function, ()))[1]:
+        registry.declare(Declaration(schedule, name, timing, CODE), registry.get(name).function)
 
 
 def stray_schedules() -> dict[str, str]:

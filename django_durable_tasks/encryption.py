@@ -139,22 +139,22 @@ def stored_value(value: Any) -> EncryptedValue | None:
 
 def read_keys(entries: Sequence[str]) -> dict[str, bytes]:
     """Return the keys of ``ID:BASE64`` entries in their order. Raises InvalidOption."""
-    found: dict[str, bytes] = {}
+    keys: dict[str, bytes] = {}
     for entry in entries:
         key_id, _colon, text = entry.partition(":")
         try:
             key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
         except (ValueError, binascii.Error):
             key = b""
-        if not _ID.fullmatch(key_id) or len(key) != _KEY_BYTES or key_id in found:
+        if not _ID.fullmatch(key_id) or len(key) != _KEY_BYTES or key_id in keys:
             # The entry is left out of the text, because it is secret.
             raise InvalidOption(
-                f"DURABLE_TASKS['ENCRYPTION_KEYS']: entry {len(found) + 1} is not ID:KEY with a new"
+                f"DURABLE_TASKS['ENCRYPTION_KEYS']: entry {len(keys) + 1} is not ID:KEY with a new"
                 f" id of 1 to 40 letters, digits, '.', '_' or '-', and a key of {_KEY_BYTES} bytes"
                 " in Base64."
             )
-        found[key_id] = key
-    return found
+        keys[key_id] = key
+    return keys
 
 
 @functools.cache
@@ -249,11 +249,11 @@ def encrypted(value: Any, place: StorageLocation) -> Any:
 
 def decrypted(value: Any, place: StorageLocation) -> Any:
     """Return a stored value in plain form. Raises EncryptionKeyMissing or DecryptionFailed."""
-    found = stored_value(value)
-    if found is None:
+    stored = stored_value(value)
+    if stored is None:
         return value
-    found.check_form(place)
-    ring = process_state.of(CurrentKeyring).get_with(found.key_id)
+    stored.check_form(place)
+    ring = process_state.of(CurrentKeyring).get_with(stored.key_id)
     if ring is None:
-        raise missing(found.key_id, place)
-    return ring.decrypt(found, place)
+        raise missing(stored.key_id, place)
+    return ring.decrypt(stored, place)

@@ -13,6 +13,9 @@ from typing import Self
 class DurableTasksError(Exception):
     """An operation of django_durable_tasks was refused or failed."""
 
+    step = ""
+    """The step whose task was refused, of a workflow that was not started."""
+
     def __init__(self, message: str = "", *, option: str = "") -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
         # The option, argument or field that was refused; "" if it is not a single one.
@@ -164,6 +167,13 @@ class RunLost(DurableTasksError):
 
 class RunOutOfTime(DurableTasksError):
     """This run has exceeded its time limit."""
+
+
+class RunInterrupted(BaseException):
+    """The worker is shutting down. The next attempt of the task continues where this one stopped.
+
+    No Exception, so that task functions do not catch it.
+    """
 
 
 class BodyFailed(DurableTasksError):

@@ -57,8 +57,8 @@ def _checked_folder() -> Path:
     """
     path, of_user = folder(), _folder_of_user()
     if path.parent == of_user and of_user.is_dir():
-        found = of_user.lstat()
-        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        status = of_user.lstat()
+        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
             raise UnsafeFolder(f"{of_user} can be written by another user: remove it.")
     return path
 
@@ -121,13 +121,13 @@ def _is_alive(values: Mapping[str, Any]) -> bool:
 def _read(kind: str | None) -> list[dict[str, Any]]:
     """Return the contents of the files of the processes that are alive. Raises OSError."""
     path = _checked_folder()
-    found = []
+    processes = []
     for file in sorted(path.glob(f"{kind or '*'}-*.json")) if path.is_dir() else ():
         with suppress(FileNotFoundError):  # its process has just ended
             values = json.loads(file.read_text(encoding="utf-8"))
             if _is_alive(values):
-                found.append(values)
-    return found
+                processes.append(values)
+    return processes
 
 
 def fault_of(values: Mapping[str, Any], now: float, max_age: float | None = None) -> str | None:
@@ -144,22 +144,22 @@ def fault_of(values: Mapping[str, Any], now: float, max_age: float | None = None
 def check(kind: str | None = None, max_age: float | None = None) -> tuple[int, str]:
     """Return the exit code of the probe, and its sentence."""
     try:
-        found = _read(kind)
+        processes = _read(kind)
     except (OSError, ValueError) as error:
         return UNKNOWN, f"The health files cannot be read: {error}"
-    if not found:
+    if not processes:
         return UNHEALTHY, (
             f"No {kind or 'scheduler or worker'} has written a heartbeat to {folder()}."
         )
     now = time.monotonic()
-    for values in found:
+    for values in processes:
         fault = fault_of(values, now, max_age)
         if fault is not None:
             return UNHEALTHY, f"The {values['kind']} {values['name']} {fault}."
     stated = ", ".join(
         f"{values['kind']} {values['name']}: {values['state']},"
         f" last heartbeat {now - values['at']:.1f} s ago"
-        for values in found
+        for values in processes
     )
     return OK, f"{stated}."
 

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+travelled = timedelta()
+"""How far ``testing.travel`` has moved this clock; zero outside of tests."""
 
 
 def host_now() -> datetime:
     """Return the current time in UTC; ``timezone.now()`` has no zone with ``USE_TZ = False``."""
-    return datetime.now(UTC)
+    return datetime.now(UTC) + travelled

@@ -70,6 +70,14 @@ _PYDANTIC = (
 )
 _NO_ARGUMENTS = "Leave it out: messages carry no arguments, and rows store them as JSON."
 _ROUTE = "Write queue=..."
+_TRACER = (
+    "Leave it out: this package runs the function of a durable task itself. A class with"
+    " __call__ around the function: base=..."
+)
+_ONCE = (
+    "Write unique='report:{0}' (a template of the arguments), with unique_for=... in seconds and"
+    ' unique_on_conflict="RETURN_EXISTING", "RAISE" or "REPLACE".'
+)
 _REASONS = {
     "acks_late": _ROW,
     "acks_on_failure_or_timeout": _ROW,
@@ -78,17 +86,33 @@ _REASONS = {
         "Give it to @durable_task: a class derived from"
         " django_durable_tasks.celery.task.DurableTask."
     ),
+    "Request": _TRACER,
+    "Strategy": _TRACER,
+    "autoregister": "Leave it out: a durable task is always registered.",
     "compression": _NO_ARGUMENTS,
+    "countdown": "Give it to the call: .apply_async(countdown=...), or .schedule(run_at=...).",
     "default_retry_delay": "Give it to @durable_task, or raise self.retry(countdown=...).",
     "exchange": _ROUTE,
     "expires": "Write expires_in=...",
+    "eta": "Give it to the call: .apply_async(eta=...), or .schedule(run_at=...).",
+    "headers": "Give them to the call: .using(headers=...), or .apply_async(headers=...).",
+    "lazy": "Leave it out: the Celery task is created when the Celery app is ready.",
+    "link": "Give the canvas to Workflow.from_canvas(...), or return Schedule(...).",
+    "link_error": "Give the canvas to Workflow.from_canvas(...), or return Schedule(...).",
+    "lock_expiry": _ONCE,
     "max_retries": "Write max_attempts=..., which counts the first attempt too: max_retries + 1.",
+    "once": _ONCE,
     "pydantic": _PYDANTIC,
     "pydantic_context": _PYDANTIC,
     "pydantic_dump_kwargs": _PYDANTIC,
     "pydantic_strict": _PYDANTIC,
+    "raise_on_duplicate": _ONCE,
+    "resultrepr_maxsize": "Leave it out: results of durable tasks are not logged.",
     "routing_key": _ROUTE,
+    "run_every": "Write @recurring(name, interval=...) or @recurring(name, cron=...) above it.",
     "serializer": _NO_ARGUMENTS,
+    "shadow": "Leave it out: it only names the task in Celery's log. Write name=...",
+    "shared": "Leave it out: a durable task is registered with every Celery app of the process.",
     "soft_time_limit": "Write soft_timeout=...",
     "throws": (
         "Leave it out: it only changes how Celery logs an error. Errors that must not be retried:"
@@ -96,6 +120,7 @@ _REASONS = {
     ),
     "time_limit": "Write timeout=...",
     "typing": _ALWAYS,
+    "unique_on": _ONCE,
 }
 """Options of Celery's decorator, and their replacements."""
 

@@ -19,7 +19,8 @@ class TaskMessage:
     """One message for the broker: the task, its epoch, and its queue.
 
     ``number``: how many messages of this epoch were published, including this one. ``timeout`` and
-    ``soft_timeout``: seconds, if the call overrides them.
+    ``soft_timeout``: seconds, if the call overrides them. ``headers``: those by which Sentry
+    continues the trace of the caller.
     """
 
     task_id: uuid.UUID
@@ -31,6 +32,7 @@ class TaskMessage:
     timeout: float | None = None
     soft_timeout: float | None = None
     idempotency_key: str | None = None
+    headers: Mapping[str, str] | None = None
     batch_of: str | None = None
     """The task name if the message is for a batch. Then ``task_id`` is the id of the message,
     ``epoch`` is its number, and ``name`` is the Celery task that starts batches.
@@ -228,21 +230,23 @@ without ``contrib.api``.
 """
 
 
-def bind_traces(given: Traces | None) -> None:
+def bind_traces(implementation: Traces | None) -> None:
     """Assign ``traces``; called in ``AppConfig.ready()``."""
     global traces
-    traces = given
+    traces = implementation
 
 
-def bind_takes_tasks(given: Callable[[], bool]) -> None:
+def bind_takes_tasks(function: Callable[[], bool]) -> None:
     """Assign ``takes_tasks``; called in ``AppConfig.ready()``."""
-    globals()["takes_tasks"] = given
+    globals()["takes_tasks"] = function
 
 
-def bind_tenants(given: Quotas, tenants_of_user: Callable[[Any], frozenset[int] | None]) -> None:
+def bind_tenants(
+    tenant_quotas: Quotas, tenants_of_user: Callable[[Any], frozenset[int] | None]
+) -> None:
     """Assign ``quotas`` and ``tenants_of``; called in ``AppConfig.ready()``."""
     global quotas, tenants_of
-    quotas, tenants_of = given, tenants_of_user
+    quotas, tenants_of = tenant_quotas, tenants_of_user
 
 
 def bind(

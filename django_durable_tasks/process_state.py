@@ -25,6 +25,7 @@ class ProcessState:
     def __init__(self) -> None:
         self._values: dict[type[Any], Any] = {}
         self._lock = threading.RLock()
+        self._is_stopped = False
 
     def of(self, kind: type[T]) -> T:
         """Return the object of this class; thread-safe."""
@@ -34,12 +35,17 @@ class ProcessState:
                 found = self._values.get(kind)
                 if found is None:
                     found = self._values[kind] = kind()
+                    if self._is_stopped and hasattr(found, "stop"):
+                        found.stop(0)  # or a thread of it would outlive the state
         value: T = found
         return value
 
     def stop(self, patience: float) -> None:
         """Call ``stop(patience)`` (seconds) of each object that has such a method."""
-        for value in list(self._values.values()):
+        with self._lock:
+            self._is_stopped = True
+            values = list(self._values.values())
+        for value in values:
             if hasattr(value, "stop"):
                 value.stop(patience)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django_durable_tasks import ports
+from django_durable_tasks.argument_types import ArgumentTypes
 from django_durable_tasks.choices import TargetType
 from django_durable_tasks.did_you_mean import nearest_function
 from django_durable_tasks.exceptions import (
@@ -52,9 +53,27 @@ class Registered:
     function: Any
     target: TaskTarget = TaskTarget()
     shape: CallShape = field(init=False, repr=False, compare=False)
+    _types: ArgumentTypes | None = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", CallShape(self.signature))
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function, which is cancelled in threads, too."""
+        return inspect.iscoroutinefunction(inspect.unwrap(self.function))
+
+    @property
+    def types(self) -> ArgumentTypes | None:
+        """The types of the parameters, or None if no argument is converted.
+
+        They are read at the first call, because annotations may name classes that are defined after
+        the function.
+        """
+        if self._types is None:
+            types = ArgumentTypes(self.signature, self.function)
+            object.__setattr__(self, "_types", types)
+        return self._types if self._types is not None and self._types.converts else None
 
     @property
     def positional_parameters(self) -> list[str]:
@@ -115,6 +134,12 @@ def load_for(task: Any) -> None:
     """
     if isinstance(task, str) and find(task) is None:
         ports.load_tasks()
+
+
+importers: list[Callable[[str], bool]] = []
+"""Functions that import the durable task of a name and return whether it is registered then. The
+backend of ``django.tasks`` adds one.
+"""
 
 
 def find(name: str) -> Registered | None:
@@ -187,14 +212,18 @@ class CallShape:
             for parameter in parameters
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         ]
-        required = [one for one in parameters if one.kind not in _VARIABLE and one.default is _NONE]
+        required = [
+            parameter
+            for parameter in parameters
+            if parameter.kind not in _VARIABLE and parameter.default is _NONE
+        ]
         self._least: float = len(required)
-        if any(one.kind == one.KEYWORD_ONLY for one in required):
+        if any(parameter.kind == parameter.KEYWORD_ONLY for parameter in required):
             self._least = float("inf")
         self._most = float("inf") if inspect.Parameter.VAR_POSITIONAL in kinds else len(by_place)
-        self._names = {one.name for one in by_name}
+        self._names = {parameter.name for parameter in by_name}
         # A parameter without a name for callers is in no call by names only.
-        self._required = {one.name for one in required}
+        self._required = {parameter.name for parameter in required}
 
     def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return True if the call certainly fits. Otherwise ``bind`` decides."""

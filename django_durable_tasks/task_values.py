@@ -19,21 +19,31 @@ TRACEPARENT = "traceparent"
 LINKS = "trace_links"
 """The option with the contexts of the upstreams."""
 LINKS_MAX = 20
+SENTRY_HEADERS = ("sentry-trace", "baggage")
+"""The options with the trace of the caller in Sentry, named as its headers."""
 
 
-def with_trace(options: str | None, traceparent: str, upstreams: Sequence[str] = ()) -> str:
+def with_trace(
+    options: str | None, context: Mapping[str, str], upstreams: Sequence[str] = ()
+) -> str:
     """Return options (JSON text) with the trace of the creation."""
-    found = json.loads(options) if options else {}
-    found[TRACEPARENT] = traceparent
+    values = {**(json.loads(options) if options else {}), **context}
     if upstreams:
-        found[LINKS] = list(upstreams)
-    return json.dumps(found)
+        values[LINKS] = list(upstreams)
+    return json.dumps(values)
 
 
 def traceparents(options: Sequence[Mapping[str, Any] | None]) -> list[str]:
     """Return the contexts in the options of tasks, at most LINKS_MAX."""
-    found = [text for one in options if one and isinstance(text := one.get(TRACEPARENT), str)]
-    return found[:LINKS_MAX]
+    contexts = (task_options.get(TRACEPARENT) for task_options in options if task_options)
+    return [context for context in contexts if isinstance(context, str)][:LINKS_MAX]
+
+
+def sentry_headers(options: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the headers by which Sentry continues the trace of the caller; None without one."""
+    if SENTRY_HEADERS[0] not in options:
+        return None
+    return {name: options[name] for name in SENTRY_HEADERS if isinstance(options.get(name), str)}
 
 
 # ``NewTask``: the values of a task that is about to be inserted.

@@ -51,10 +51,10 @@ def verified_id(
     signature covers the bytes of the body as they were received.
     """
     headers = {name.lower(): value for name, value in request.headers.items()}
-    found = verify(headers, request.body, secrets, time.time(), tolerance)
-    if len(found) > _ID_MAX or not found.isprintable():
+    message_id = verify(headers, request.body, secrets, time.time(), tolerance)
+    if len(message_id) > _ID_MAX or not message_id.isprintable():
         raise InvalidSignature(f"webhook-id has more than {_ID_MAX} characters.")
-    return found
+    return message_id
 
 
 def verify_webhook(
@@ -67,7 +67,9 @@ def verify_webhook(
     2xx before gets 204 without a call of the view, and 409 while the view processes it. The view
     gets the id as ``request.webhook_id``. Raises InvalidOption or InvalidTarget for a bad secret.
     """
-    fixed = _fixed(secrets)
+    fixed = [] if callable(secrets) else _as_list(secrets)
+    for secret in fixed:
+        secret_bytes(secret)
 
     def decorate(view: View) -> View:
         if inspect.iscoroutinefunction(view):
@@ -76,8 +78,8 @@ def verify_webhook(
         @functools.wraps(view)
         def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             try:
-                found = fixed if fixed is not None else _called(secrets, request)
-                message_id = verified_id(request, found, tolerance=tolerance)
+                accepted = _as_list(secrets(request)) if callable(secrets) else fixed
+                message_id = verified_id(request, accepted, tolerance=tolerance)
             except InvalidSignature as invalid:
                 return HttpResponse(str(invalid), status=401, content_type="text/plain")
             request.webhook_id = message_id  # type: ignore[attr-defined]
@@ -91,18 +93,8 @@ def verify_webhook(
     return decorate
 
 
-def _fixed(secrets: Secrets) -> Sequence[str] | None:
-    if callable(secrets):
-        return None
-    found = [secrets] if isinstance(secrets, str) else list(secrets)
-    for secret in found:
-        secret_bytes(secret)
-    return found
-
-
-def _called(secrets: Any, request: HttpRequest) -> Sequence[str]:
-    found = secrets(request)
-    return [found] if isinstance(found, str) else list(found)
+def _as_list(secrets: str | Sequence[str]) -> list[str]:
+    return [secrets] if isinstance(secrets, str) else list(secrets)
 
 
 def _key(path: str, message_id: str) -> str:
@@ -117,12 +109,12 @@ def _once(alias: str, key: str, busy_for: float, view: Callable[[], HttpResponse
     if not store.add(key, _PROCESSING, busy_for):
         return HttpResponse(status=204 if store.get(key) == _DONE else 409)
     try:
-        answer = view()
+        response = view()
     except BaseException:
         store.delete(key)
         raise
-    if 200 <= answer.status_code < 300:
+    if 200 <= response.status_code < 300:
         store.set(key, _DONE, _KEPT)
     else:
         store.delete(key)
-    return answer
+    return response

@@ -84,7 +84,8 @@ _ERRORS = f"""{_MADE}
 # Errors
 
 All errors derive from `DurableTasksError`, in `django_durable_tasks.exceptions`, except `InvalidSetting`, which derives from
-Django's `ImproperlyConfigured`, in `django_durable_tasks.conf`. Invalid calls raise an error inside your transaction,
+Django's `ImproperlyConfigured`, in `django_durable_tasks.conf`, and `RunInterrupted`, a `BaseException` that ends a task function
+whose worker shuts down ([survive a deploy](../how-to/survive_a_deploy.md)). Invalid calls raise an error inside your transaction,
 before anything is written.
 
 | error | base class | meaning |

@@ -100,7 +100,8 @@ _WHY = """
 * **E027**: the transport has connections of its own, and SQLite gives each connection another in-memory database. The database
   of a test run is not reported.
 * **W004**: Celery ends a task function at its limit by signals and by killing a prefork child. Threads, solo, gevent and
-  eventlet cannot do that for a durable task; the task is retried anyway when its lease expires.
+  eventlet cannot do that for a durable task; the task is retried anyway when its lease expires. An `async` function is
+  cancelled on threads and solo, too.
 * **W005**: a prefetched message waits behind the run in progress although other workers are idle. The task is
   republished for them, so nothing is lost, but it starts late.
 * **W006, W007**: the lease of the task has the effect of late acknowledgement, without duplicate deliveries.

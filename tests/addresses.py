@@ -1,4 +1,4 @@
-"""The default addresses of servers, and checks whether they can be used."""
+"""Checks whether the servers at addresses can be used."""
 
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -8,13 +8,7 @@ import redis
 from django.db.utils import load_backend
 from kombu import Connection
 
-DEFAULTS = {
-    "postgresql": "postgresql://postgres@127.0.0.1:5432/postgres",
-    "mariadb": "mysql://root@127.0.0.1:3306/",
-    "redis": "redis://127.0.0.1:6379",
-    "rabbitmq": "amqp://guest:guest@127.0.0.1:5672//",
-}
-
+# Seconds that a server has to answer.
 SECONDS = 3
 
 

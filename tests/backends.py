@@ -1,19 +1,28 @@
-"""The settings of Django and Celery for each database and broker of the test matrix."""
+"""The settings of Django and Celery for each database and broker of the test matrix.
+
+Each process of a test imports this module: it imports no client of a server that is not used.
+"""
 
 import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import pymysql
-
-from tests.addresses import DEFAULTS
-from tests.servers import variable_of
-
+DEFAULTS = {
+    "postgresql": "postgresql://postgres@127.0.0.1:5432/postgres",
+    "mariadb": "mysql://root@127.0.0.1:3306/",
+    "redis": "redis://127.0.0.1:6379",
+    "rabbitmq": "amqp://guest:guest@127.0.0.1:5672//",
+}
 REDIS_DATABASE = 11
 POOLED_ADDRESS = "TEST_POOLED_ADDRESS"
 """The environment variable with the pooler's address for the processes of a run that uses one."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable that overrides the address of a server."""
+    return f"TEST_{name.upper().replace('-', '_')}_URL"
 
 
 def address(name: str) -> str:
@@ -73,6 +82,8 @@ def _mariadb(*, here: bool) -> dict[str, Any]:
     ``here``: the server is on this machine. PyMySQL reads all certificates for each connection
     before it checks whether TLS is used.
     """
+    import pymysql
+
     pymysql.version_info = (2, 2, 7, "final", 0)
     pymysql.install_as_MySQLdb()
     return {

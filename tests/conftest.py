@@ -4,7 +4,6 @@ on the others.
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +17,6 @@ from tests.portable import mark_of
 from tests.runs import ROOT
 from tests.stateful import use_own_examples
 from tests.table_cleanup import use_instead_of_flush
-
-# Without it each started process would compile the whole project, which takes a second of processor time.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 VENDOR_MARKS = ("postgresql", "mariadb", "sqlite")
 

@@ -15,9 +15,10 @@ from time import monotonic
 from typing import Self
 
 from tests import repetitions
+from tests.backends import variable_of
 from tests.report import Result
 from tests.runs import BIN, ENVIRONMENTS, KILL_TRIALS, QUIET, ROOT, WHEELS, Run
-from tests.servers import Server, variable_of
+from tests.servers import Server
 
 # Seconds until a run is stopped.
 RUN_SECONDS = 45 * 60

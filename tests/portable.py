@@ -61,6 +61,7 @@ PORTABLE = (
     "tests/database/recurring/test_default_zone.py",
     "tests/database/recurring/test_explain.py",  # explanations of instants
     "tests/database/recurring/test_import_beat.py",  # rows of another package
+    "tests/database/recurring/test_import_settings.py",
     "tests/database/recurring/test_invalid_input.py",
     "tests/database/recurring/test_shadow.py",  # fires of beat beside ours
     "tests/database/recurring/test_tzdata_update.py",

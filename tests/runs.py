@@ -142,6 +142,9 @@ RUNS = (
     Run("broker", "broker", "postgresql", "rabbitmq", late=True),
     Run("broker", "broker", "postgresql", "filesystem", late=True),
     Run("processes", "processes", "postgresql", "database", late=True),
+    Run("broker", "broker", "postgresql", "database", late=True),
+    Run("broker", "broker", "mariadb", "database", late=True),
+    Run("broker", "broker", "sqlite", "database", late=True),
     Run("processes", "processes", "postgresql", "filesystem", late=True),
     Run("newest", "database", "sqlite", late=True, few=True),
     Run("portable", "database", "mariadb", marks="portable", late=True, few=True),
@@ -151,6 +154,7 @@ RUNS = (
     Run("crash_points", "crash_points", "postgresql"),
     Run("crash_points", "crash_points", "mariadb", late=True),
     Run("crash_points", "crash_points", "sqlite", late=True),
+    Run("chaos", "chaos", "postgresql", "database", late=True),
 )
 # The long trials of `make kill-test`, at default settings, on the pairs of the published figures.
 KILL_TRIALS = (

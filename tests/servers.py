@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.addresses import DEFAULTS, problem_at
+from tests.addresses import problem_at
+from tests.backends import DEFAULTS, variable_of
 from tests.starting import (
     CannotStart,
     find_pgbouncer,
@@ -46,11 +47,6 @@ class Server:
     name: str
     url: str | None
     origin: str
-
-
-def variable_of(name: str) -> str:
-    """Return the environment variable that overrides the address of a server."""
-    return f"TEST_{name.upper().replace('-', '_')}_URL"
 
 
 @contextmanager

@@ -7,12 +7,17 @@ inherit it with the environment and so use the same database, broker and queues.
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 from django import VERSION
 
 from tests.backends import broker_settings, database_settings
+
+# Otherwise each process compiles the whole project. pytest reads the settings before conftest.py.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 VENDOR = os.environ.setdefault("TEST_DATABASE", "sqlite")
 BROKER = os.environ.setdefault("TEST_BROKER", "memory")
@@ -103,6 +108,12 @@ CELERY_TASK_QUEUE_MAX_PRIORITY = None if _QUORUM else 10
 if _QUORUM:
     CELERY_TASK_DEFAULT_QUEUE_TYPE = CELERY_TASK_CREATE_MISSING_QUEUE_TYPE = "quorum"
 
+TASKS = {
+    "default": {
+        "BACKEND": "django_durable_tasks.backends.DurableTasksBackend",
+        "QUEUES": [],
+    }
+}
 DURABLE_TASKS = json.loads(os.environ.get("TEST_DURABLE_TASKS", "{}"))
 
 if os.environ.get("TEST_LOUD"):

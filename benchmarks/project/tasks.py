@@ -1,5 +1,6 @@
 """Tasks that do almost nothing, so that the overhead of this package is measured."""
 
+import asyncio
 import os
 import time
 
@@ -18,6 +19,12 @@ def lasting(n: int, pause: float = 0.0) -> None:
     """Do nothing, for ``pause`` seconds."""
     if pause:
         time.sleep(pause)
+
+
+@durable_task
+async def waiting(n: int, pause: float = 0.0) -> None:
+    """Wait for ``pause`` seconds on the event loop."""
+    await asyncio.sleep(pause)
 
 
 @durable_task(batch=100)

@@ -102,8 +102,8 @@ def form_class(
     """
     offered = operation.fields if arguments is None else arguments
     fields = {**form_fields(offered), "reason": reason_field(operation)}
-    own = {"operation": operation, "arguments": tuple(offered)}
-    return type("OperationForm", (OperationForm,), {**own, **fields})
+    attributes = {"operation": operation, "arguments": tuple(offered)}
+    return type("OperationForm", (OperationForm,), {**attributes, **fields})
 
 
 def _texts(field: Argument) -> dict[str, Any]:
@@ -188,12 +188,12 @@ class _Chosen:
     gone: int = 0
 
     @classmethod
-    def signed(cls, shown: Mapping[str, Any]) -> _Chosen:
+    def signed(cls, data: Mapping[str, Any]) -> _Chosen:
         """Return the rows of a signed page. One of its numbers at the bound may be larger."""
         counts = {
-            name: BoundedCount(shown[name], shown[name] < AT_MOST) for name in ("alone", "left_out")
+            name: BoundedCount(data[name], data[name] < AT_MOST) for name in ("alone", "left_out")
         }
-        return cls(**{**shown, **counts})
+        return cls(**{**data, **counts})
 
     @property
     def refused(self) -> str:
@@ -232,11 +232,11 @@ def run(
     signed = [model_admin.opts.label, request.POST.get("action", ""), str(request.user.pk)]
     if CONFIRMED in request.POST:
         try:
-            *asked, shown = signing.loads(request.POST.get(ROWS, ""), salt=_SALT)
+            *signed_action, signed_rows = signing.loads(request.POST.get(ROWS, ""), salt=_SALT)
         except signing.BadSignature:
-            asked = []
-        if asked == signed:
-            form, chosen = reason_form(request.POST), _Chosen.signed(shown)
+            signed_action = []
+        if signed_action == signed:
+            form, chosen = reason_form(request.POST), _Chosen.signed(signed_rows)
             if not form.is_valid():
                 return _ask(model_admin, request, chosen, operation, form, signed)
             fitting = model_admin.get_queryset(request).filter(
@@ -245,8 +245,8 @@ def run(
             if operation.only_if_chosen is not None:
                 fitting = fitting.exclude(operation.only_if_chosen & ~Q(pk__in=chosen.explicit))
             keys = [str(key) for key in fitting.values_list("pk", flat=True)]
-            left = replace(chosen, keys=keys, gone=len(chosen.keys) - len(keys))
-            return _act(model_admin, request, left, operation, form.reason)
+            remaining = replace(chosen, keys=keys, gone=len(chosen.keys) - len(keys))
+            return _act(model_admin, request, remaining, operation, form.reason)
     applies_to, only_if_chosen = operation.applies_to or Q(), operation.only_if_chosen
     # Whether the whole list was selected.
     across = bool(forms.BooleanField().to_python(request.POST.get("select_across", "0")))
@@ -260,8 +260,8 @@ def run(
     if not across and only_if_chosen is not None:
         one_by_one = rows.filter(only_if_chosen, pk__in=matching[:AT_MOST]).order_by()
         explicit = [str(key) for key in one_by_one.values_list("pk", flat=True)]
-    others = rows.exclude(applies_to) if applies_to else rows.none()
-    alone = BoundedCount.of(others, AT_MOST)
+    unfit = rows.exclude(applies_to) if applies_to else rows.none()
+    alone = BoundedCount.of(unfit, AT_MOST)
     chosen = _Chosen(matching[:AT_MOST], explicit, alone, left_out, len(matching) > AT_MOST)
     if operation.confirm:
         return _ask(model_admin, request, chosen, operation, reason_form(), signed)
@@ -279,7 +279,7 @@ def _ask(
     rows = model_admin.get_queryset(request).filter(pk__in=chosen.keys)
     kinds = rows.order_by().values_list(*operation.group_by) if operation.group_by else ()
     groups = Counter(" ".join(map(str, kind)) for kind in kinds)
-    shown = rows.filter(pk__in=chosen.keys[:_NAMED])
+    named_rows = rows.filter(pk__in=chosen.keys[:_NAMED])
     response: HttpResponse = model_admin.page(
         request,
         "confirm",
@@ -290,8 +290,8 @@ def _ask(
         number=len(chosen.keys),
         left_out=operation.left_out % {"number": chosen.left_out} if chosen.left_out else "",
         groups=groups.most_common(_GROUPS),
-        shown=shown,
-        lines=[model_admin.line_of(row) for row in shown],
+        shown=named_rows,
+        lines=[model_admin.line_of(row) for row in named_rows],
         unshown=max(0, len(chosen.keys) - _NAMED),
         hidden=[
             *(
@@ -322,21 +322,21 @@ def _act(
         message = f"{operation.title}. {done.message} {reason}".strip()
         remember(model_admin, request, chosen.keys, message)
     gone = len(chosen.keys) - done.changed + chosen.gone
-    parts = [done.message]
+    sentences = [done.message]
     if gone:
         text = ngettext(
             "%d row has changed in the meantime and was left unchanged.",
             "%d rows have changed in the meantime and were left unchanged.",
             gone,
         )
-        parts.append(text % gone)
-    parts.append(chosen.refused)
+        sentences.append(text % gone)
+    sentences.append(chosen.refused)
     if chosen.left_out:
-        parts.append(operation.left_out % {"number": chosen.left_out})
+        sentences.append(operation.left_out % {"number": chosen.left_out})
     if chosen.more:
-        parts.append("More rows match: run the action again for the rest.")
+        sentences.append("More rows match: run the action again for the rest.")
     level = messages.SUCCESS if done.changed else messages.WARNING
-    model_admin.message_user(request, " ".join(part for part in parts if part), level)
+    model_admin.message_user(request, " ".join(filter(None, sentences)), level)
     return back
 
 
@@ -428,11 +428,11 @@ def page_of_row(
         address=f"{request.path}?mode={mode.name}" if mode else request.path,
         tabs=[
             {
-                "title": other.title,
-                "address": f"{request.path}?mode={other.name}",
-                "here": other is mode,
+                "title": each_mode.title,
+                "address": f"{request.path}?mode={each_mode.name}",
+                "here": each_mode is mode,
             }
-            for other in operation.modes
+            for each_mode in operation.modes
         ],
     )
 
@@ -507,10 +507,10 @@ def _respond_with_preview(
 
     def show(**more: Any) -> HttpResponse:
         names = {"pending": page, "do": DO, "file": FILE, "seen_name": SEEN}
-        shown: HttpResponse = model_admin.page(
+        response: HttpResponse = model_admin.page(
             request, "graph/preview", page.title, **names, **more
         )
-        return shown
+        return response
 
     if request.method != "POST":
         return show(asking=True)
@@ -604,9 +604,9 @@ def summed_up(report: GraphReport) -> str:
         else f"stays {change.after}"
         for change in report.changes
     )
-    parts = ", ".join(f"{count:,} {move}" for move, count in moves.most_common())
+    counts = ", ".join(f"{count:,} {move}" for move, count in moves.most_common())
     changed = f"{number:,} {ngettext('row', 'rows', number)} changed"
-    text = f"{changed}: {parts}." if parts else f"{changed}."
+    text = f"{changed}: {counts}." if counts else f"{changed}."
     stopping = len(set(report.stop_requested) - {change.task_id for change in report.changes})
     if stopping:
         tasks = ngettext("task", "tasks", stopping)

@@ -73,7 +73,7 @@ class DayFilter(filters.ValueFilter):
         except (ValueError, OverflowError):
             return rows.none()
         zone = timezone.get_current_timezone()
-        first, end = (datetime.combine(one, time.min, zone) for one in days)
+        first, end = (datetime.combine(bound, time.min, zone) for bound in days)
         return rows.filter(at__gte=first, at__lt=end)
 
 
@@ -106,7 +106,7 @@ def object_link(entry: AuditEntry) -> SafeString | str:
 def history_of(task: Task) -> SafeString | str:
     """Return the newest operations on a task, each on its line."""
     entries = of_task(task)
-    found = [
+    lines = [
         format_html(
             "{} {} {} {}",
             display.instant(entry.at),
@@ -117,8 +117,8 @@ def history_of(task: Task) -> SafeString | str:
         for entry in entries
     ]
     if len(entries) == SHOWN:
-        found.append(display.link(display.list_of("auditentry", q=task.pk), _("Older ones too")))
-    return display.lines(found) if found else display.NOTHING
+        lines.append(display.link(display.list_of("auditentry", q=task.pk), _("Older ones too")))
+    return display.lines(lines) if lines else display.NOTHING
 
 
 @admin.register(AuditEntry)

@@ -52,8 +52,8 @@ def written(days: Sequence[SpecialDay]) -> str:
         names_kind = special.name.partition(" ")[0] in set(DayKind)
         kind = "" if special.kind == DayKind.CLOSED and not names_kind else special.kind.value
         until = f"{special.until:%H:%M}" if special.until else ""
-        parts = (special.day.isoformat(), kind, until, special.name)
-        lines.append(" ".join(part for part in parts if part))
+        words = (special.day.isoformat(), kind, until, special.name)
+        lines.append(" ".join(word for word in words if word))
     return "\n".join(lines)
 
 
@@ -64,15 +64,15 @@ def read(text: str) -> list[SpecialDay]:
         if not (words := line.split()):
             continue
         try:
-            day, rest = date.fromisoformat(words[0]), words[1:]
-            kind = DayKind(rest.pop(0)) if rest and rest[0] in set(DayKind) else DayKind.CLOSED
-            until = time.fromisoformat(rest.pop(0)) if kind == DayKind.HALF else None
+            day, tail = date.fromisoformat(words[0]), words[1:]
+            kind = DayKind(tail.pop(0)) if tail and tail[0] in set(DayKind) else DayKind.CLOSED
+            until = time.fromisoformat(tail.pop(0)) if kind == DayKind.HALF else None
         except (ValueError, IndexError):
             raise InvalidCalendar(
                 f"Line {number}, {' '.join(words)[:60]!r}: write 2026-12-25 Christmas, 2026-12-24"
                 " HALF 14:00 or 2026-05-02 OPEN."
             ) from None
-        days.append(SpecialDay(day, kind, " ".join(rest)[:200], until))
+        days.append(SpecialDay(day, kind, " ".join(tail)[:200], until))
     return days
 
 
@@ -85,14 +85,14 @@ class MergedDates:
     changed: tuple[SpecialDay, ...]
 
 
-def taken_in(present: Sequence[SpecialDay], others: Sequence[SpecialDay]) -> MergedDates:
+def taken_in(present: Sequence[SpecialDay], imported: Sequence[SpecialDay]) -> MergedDates:
     """Return the known dates merged with the others, which replace those of the same day."""
     by_day = {special.day: special for special in present}
-    added = tuple(special for special in others if special.day not in by_day)
+    added = tuple(special for special in imported if special.day not in by_day)
     changed = tuple(
-        special for special in others if special.day in by_day and by_day[special.day] != special
+        special for special in imported if special.day in by_day and by_day[special.day] != special
     )
-    by_day |= {special.day: special for special in others}
+    by_day |= {special.day: special for special in imported}
     return MergedDates(tuple(by_day[day] for day in sorted(by_day)), added, changed)
 
 
@@ -290,12 +290,12 @@ class CalendarForm(NamedRowForm):
     def source(self) -> str:
         """Return the sources of imported dates, added to those that the field already lists."""
         cleaned, years = self.cleaned_data, self._years()
-        parts = (cleaned["country"].strip().upper(), cleaned["subdivision"].strip())
+        codes = (cleaned["country"].strip().upper(), cleaned["subdivision"].strip())
         file = cleaned.get("file")
-        name = file.name if file else "-".join(part for part in parts if part)
+        name = file.name if file else "-".join(code for code in codes if code)
         source = f"{name} {years[0]}-{years[-1]}"
-        others = [other for other in cleaned["origin"].split(", ") if other and other != source]
-        return ", ".join([*others, source])[:200]
+        origins = [text for text in cleaned["origin"].split(", ") if text and text != source]
+        return ", ".join([*origins, source])[:200]
 
 
 # How many imported dates, and how many schedules that use a calendar, a page shows.
@@ -304,9 +304,9 @@ _DATES_SHOWN, _SCHEDULES_SHOWN = 200, 100
 
 def _delete(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Delete calendars, and redirect from the page of a deleted one to the list."""
-    answer = actions.run(model_admin, request, rows, calendars.delete)
+    response = actions.run(model_admin, request, rows, calendars.delete)
     gone = actions.CONFIRMED in request.POST and not rows.exists()
-    return HttpResponseRedirect(display.list_of("calendar")) if gone else answer
+    return HttpResponseRedirect(display.list_of("calendar")) if gone else response
 
 
 _WEEK_COLUMN = display.column(

@@ -81,7 +81,7 @@ def _clock(node: Node) -> SafeString | str:
 def _releases(node: Node) -> str:
     """Show its releases of the package and of the time zone database."""
     releases = node.versions or {"package": node.version}
-    return ", ".join(f"{part} {release}" for part, release in releases.items())
+    return ", ".join(f"{package} {release}" for package, release in releases.items())
 
 
 @admin.display(description=_("runs"))

@@ -70,9 +70,9 @@ def title(task: Task) -> str:
     return task.step or task.name
 
 
-def task_link(key: uuid.UUID, known: Mapping[uuid.UUID, Task]) -> SafeString:
+def task_link(key: uuid.UUID, tasks: Mapping[uuid.UUID, Task]) -> SafeString:
     """Link a task by its step or name, with its status; a deleted one is shown by its id."""
-    task = known.get(key)
+    task = tasks.get(key)
     if task is None:
         return format_html("{} {}", display.short(key), display.badge("gone", _("deleted")))
     name, badge = (
@@ -82,22 +82,22 @@ def task_link(key: uuid.UUID, known: Mapping[uuid.UUID, Task]) -> SafeString:
     return format_html("{} {}", name, badge)
 
 
-def upstream(edge: TaskDependency, known: Mapping[uuid.UUID, Task]) -> SafeString:
+def upstream(edge: TaskDependency, tasks: Mapping[uuid.UUID, Task]) -> SafeString:
     """Show the upstream of an edge and its required ending, or the gate."""
     if edge.depends_on_id is None:
         comment = display.clean(edge.comment)
         return format_html("{} {}", display.badge("gate", edge.gate or ""), comment)
     return format_html(
         '{} <span class="durable-quiet">{}</span>',
-        task_link(edge.depends_on_id, known),
+        task_link(edge.depends_on_id, tasks),
         edge.dependency_type,
     )
 
 
-def cell(waits: DependencyWaits, known: Mapping[uuid.UUID, Task]) -> SafeString | str:
+def cell(waits: DependencyWaits, tasks: Mapping[uuid.UUID, Task]) -> SafeString | str:
     """Show the dependencies of a task, one per line."""
     if not waits.number:
         return display.NOTHING
     more = waits.number - len(waits.edges)
-    shown = display.lines(upstream(edge, known) for edge in waits.edges)
-    return display.beneath(shown, f"and {more:,} more" if more else "")
+    edges_html = display.lines(upstream(edge, tasks) for edge in waits.edges)
+    return display.beneath(edges_html, f"and {more:,} more" if more else "")

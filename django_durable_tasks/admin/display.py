@@ -86,6 +86,23 @@ def beneath(upper: Any, lower: str) -> SafeString | str:
     )
 
 
+_BAR = (
+    '<svg class="durable-progress" viewBox="0 0 100 8" preserveAspectRatio="none" role="img"'
+    ' aria-label="{0}"><title>{0}</title>{1}</svg>'
+)
+_PART = '<rect class="durable-part-{}" x="{}" y="0" width="{}" height="8"/>'
+
+
+def bar(words: str, whole: float, counts: Iterable[tuple[str, float]]) -> SafeString:
+    """Return a bar with these parts of the whole, by status. ``words``: for screen readers."""
+    x, drawn = 0.0, []
+    for status, number in counts:
+        width = 100 * number / whole
+        drawn.append((status.lower(), f"{x:.2f}", f"{width:.2f}"))
+        x += width
+    return format_html(_BAR, words, format_html_join("", _PART, drawn))
+
+
 def lines(texts: Iterable[str]) -> SafeString:
     """Return texts, one per line."""
     return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
@@ -224,8 +241,8 @@ def parameters_of(name: str) -> list[str] | None:
     """
     if registry.find(name) is None:
         celery_inspect.load_tasks()
-    known = registry.find(name)
-    return None if known is None else known.positional_parameters
+    registered = registry.find(name)
+    return None if registered is None else registered.positional_parameters
 
 
 # Columns ------------------------------------------------------------------------------------------
@@ -272,9 +289,9 @@ def column_of(field: Field[Any, Any], label: Any = None) -> Any:
             return block(clean(value))
         return clean(value) if isinstance(value, str) else value
 
-    shown = column(label or field.verbose_name, show, field.name)
-    shown.admin_order_field = field.name
-    return shown
+    display_column = column(label or field.verbose_name, show, field.name)
+    display_column.admin_order_field = field.name
+    return display_column
 
 
 # Other packages -----------------------------------------------------------------------------------

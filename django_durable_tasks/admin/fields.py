@@ -102,10 +102,10 @@ class SplitInstantField(forms.SplitDateTimeField):
 
     def compress(self, data_list: Any) -> datetime | None:
         """Return the aware datetime, None for empty fields."""
-        found = super().compress(data_list)
-        if found is None or timezone.is_aware(found):
-            return found
-        return _of_wall_time(found, timezone.get_current_timezone())
+        value = super().compress(data_list)
+        if value is None or timezone.is_aware(value):
+            return value
+        return _of_wall_time(value, timezone.get_current_timezone())
 
 
 def _of_wall_time(value: datetime, zone: tzinfo) -> datetime:
@@ -113,7 +113,7 @@ def _of_wall_time(value: datetime, zone: tzinfo) -> datetime:
     repeated or missing in the zone.
     """
     first, second = (value.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
-    before, after = (one.utcoffset() or timedelta() for one in (first, second))
+    before, after = (moment.utcoffset() or timedelta() for moment in (first, second))
     if before == after:
         return first
     problem = "occurs twice" if before > after else "does not exist"
@@ -185,10 +185,10 @@ class EditForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         """Refuse an edit of a row that changed after the form was opened."""
-        given: dict[str, Any] = super().clean() or {}
+        cleaned: dict[str, Any] = super().clean() or {}
         if self.row_compared is not None:
             self._compare(self.row_compared)
-        return given
+        return cleaned
 
     @cached_property
     def changed_data(self) -> list[str]:
@@ -208,8 +208,8 @@ class EditForm(forms.Form):
         labels = ", ".join(str(self[name].label) for name in self.changed_data).lower()
         return f"Edited: {labels}." if labels else "Edited."
 
-    def _differs(self, name: str, was: Any, mine: Any) -> bool:
-        return self.fields[name].has_changed(_with_line_feeds(was), _with_line_feeds(mine))
+    def _differs(self, name: str, was: Any, submitted: Any) -> bool:
+        return self.fields[name].has_changed(_with_line_feeds(was), _with_line_feeds(submitted))
 
     def _values(self) -> dict[str, Any]:
         names = [name for name in self.fields if name != OPENED]
@@ -219,8 +219,8 @@ class EditForm(forms.Form):
 
     def _sealed(self, row: Model) -> str:
         """Sign the row, its version, the values that the form shows, and the time."""
-        shown = [str(row.pk), self.version, self._values(), host_now().isoformat()]
-        return signing.dumps(shown, salt=_SALT, compress=True)
+        payload = [str(row.pk), self.version, self._values(), host_now().isoformat()]
+        return signing.dumps(payload, salt=_SALT, compress=True)
 
     def _compare(self, row: Model) -> None:
         try:
@@ -251,10 +251,10 @@ class EditForm(forms.Form):
             if was == now:
                 continue
             key = self.add_prefix(name)
-            mine = field.widget.value_from_datadict(self.data, self.files, key)
+            submitted = field.widget.value_from_datadict(self.data, self.files, key)
             sentence = f"{self[name].label}: {_difference(was, now)}."
-            if self._differs(name, was, mine):
-                sentence += f" Your value {_quoted(mine)} is kept in the form."
+            if self._differs(name, was, submitted):
+                sentence += f" Your value {_quoted(submitted)} is kept in the form."
             # Write the present value as a browser would send it.
             elif isinstance(now, list):
                 merged.setlist(key, [str(item) for item in now])
@@ -311,8 +311,8 @@ class EditModelForm(EditForm, _ModelForm):
     an existing row.
     """
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         exists = not self.instance._state.adding
         self.compare_with(
             self.instance if exists else None, self.version_of(self.instance) if exists else ""
@@ -334,9 +334,9 @@ def _difference(was: Any, now: Any) -> str:
         return f"was {_quoted(was)}, is now {_quoted(now)}"
     words = {"+": "added", "-": "removed"}
     changed = [line for line in ndiff(was.splitlines(), now.splitlines()) if line[0] in words]
-    shown = ", ".join(f"{words[line[0]]} {_quoted(line[2:])}" for line in changed[:_LINES])
+    lines_text = ", ".join(f"{words[line[0]]} {_quoted(line[2:])}" for line in changed[:_LINES])
     more = len(changed) - _LINES
-    return f"{shown} and {more} more lines" if more > 0 else shown
+    return f"{lines_text} and {more} more lines" if more > 0 else lines_text
 
 
 def _quoted(value: Any) -> str:

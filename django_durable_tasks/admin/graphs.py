@@ -146,8 +146,8 @@ def chosen_view(model_admin: Any, request: HttpRequest, name: str) -> HttpRespon
     """Return the page of an operation on the tasks that were selected on the page of a run."""
     operation = actions.permitted(model_admin, request, CHOSEN_OPERATIONS, name)
     texts = ",".join(request.POST.getlist(ACTION_CHECKBOX_NAME)).split(",")
-    given = [key for key in map(filters.key_in, texts) if key is not None]
-    rows = model_admin.get_queryset(request).filter(pk__in=given[: actions.AT_MOST + 1])
+    keys = [key for key in map(filters.key_in, texts) if key is not None]
+    rows = model_admin.get_queryset(request).filter(pk__in=keys[: actions.AT_MOST + 1])
     return chosen(model_admin, request, operation, rows, filters.key_in(request.POST.get(RUN, "")))
 
 
@@ -200,17 +200,17 @@ def graph_of_page(model_admin: Any, request: HttpRequest, task: Any) -> dict[str
         edges.above([task.pk]).order_by(F("resolved_at").desc(nulls_first=True), "id")[: EDGES + 1]
     )
     below = list(edges.below([task.pk]).order_by("id")[: EDGES + 1]) if task.has_dependents else []
-    known = dependencies_cell.named(
+    tasks = dependencies_cell.named(
         [*(edge.depends_on_id for edge in above), *(edge.task_id for edge in below), task.cause]
     )
     in_graph = bool(above or below)
     return {
-        "above": [_line(request, edge, known, task) for edge in above[:EDGES]],
+        "above": [_line(request, edge, tasks, task) for edge in above[:EDGES]],
         "above_more": len(above) > EDGES,
         "below": [
             {
                 "edge": edge,
-                "task": dependencies_cell.task_link(edge.task_id, known),
+                "task": dependencies_cell.task_link(edge.task_id, tasks),
                 "standing": standing(edge),
             }
             for edge in below[:EDGES]
@@ -219,7 +219,7 @@ def graph_of_page(model_admin: Any, request: HttpRequest, task: Any) -> dict[str
         "all_above": display.list_of("taskdependency", task__id__exact=task.pk),
         "all_below": display.list_of("taskdependency", depends_on__id__exact=task.pk),
         "in_graph": in_graph,
-        "sentences": list(sentences(task, above, known)),
+        "sentences": list(sentences(task, above, tasks)),
         "buttons": [
             *model_admin.operation_buttons(request, task, fitting_operations(task, above)),
             *_add(request, task),
@@ -231,7 +231,7 @@ def graph_of_page(model_admin: Any, request: HttpRequest, task: Any) -> dict[str
 
 
 def sentences(
-    task: Task, above: list[TaskDependency], known: dict[Any, Task]
+    task: Task, above: list[TaskDependency], tasks: dict[Any, Task]
 ) -> Iterator[Sentence]:
     """Yield sentences about the gates and upstreams for which a task waits."""
     for edge in above:
@@ -241,20 +241,20 @@ def sentences(
             by = f", requested by {edge.placed_by}" if edge.placed_by else ""
             comment = f": {display.clean(edge.comment)}" if edge.comment else "."
             yield Sentence(Level.WAIT, f"{condition}{by}{comment}")
-    cause = None if task.cause is None else known.get(task.cause)
+    cause = None if task.cause is None else tasks.get(task.cause)
     if cause is not None:
         name = f"{dependencies_cell.title(cause)} ({display.short(cause.pk)})"
         yield Sentence(Level.WAIT, f"It ended because of {name}, which is {cause.status}.")
 
 
 def _line(
-    request: HttpRequest, edge: TaskDependency, known: dict[Any, Task], task: Task
+    request: HttpRequest, edge: TaskDependency, tasks: dict[Any, Task], task: Task
 ) -> dict[str, Any]:
     gate = edge.depends_on_id is None
     return {
         "upstream": display.badge("gate", edge.gate)
         if gate
-        else dependencies_cell.task_link(edge.upstream_id, known),
+        else dependencies_cell.task_link(edge.upstream_id, tasks),
         "kind": "" if gate else edge.dependency_type,
         "policy": edge.on_upstream_failure or "",
         "standing": standing(edge),
@@ -288,8 +288,8 @@ def who(edge: TaskDependency) -> str:
     """Return who added an edge or a gate, who opened it, and their comments."""
     placed = f"placed by {edge.placed_by}" if edge.placed_by else ""
     opened = f"opened by {edge.resolved_by}" if edge.resolved_by else ""
-    authors = ", ".join(part for part in (placed, opened) if part)
-    return ": ".join(part for part in (authors, display.clean(edge.comment)) if part)
+    authors = ", ".join(sentence for sentence in (placed, opened) if sentence)
+    return ": ".join(sentence for sentence in (authors, display.clean(edge.comment)) if sentence)
 
 
 def _add(request: HttpRequest, task: Task) -> list[dict[str, str]]:
@@ -342,11 +342,11 @@ class DependencyForm(actions.OperationForm):
     def tasks(self, request: HttpRequest) -> tuple[Task, Task] | None:
         """Return the two tasks; None if one does not exist, which the form shows."""
         keys = {name: self.cleaned_data[name] for name in ("task", "upstream")}
-        known, tenants = dependencies_cell.named(keys.values()), filters.tenants_of(request)
+        by_id, tenants = dependencies_cell.named(keys.values()), filters.tenants_of(request)
         for name, key in keys.items():
-            if key not in known or (tenants is not None and known[key].tenant_id not in tenants):
+            if key not in by_id or (tenants is not None and by_id[key].tenant_id not in tenants):
                 self.add_error(name, f"There is no task {key}.")
-        return None if self.errors else (known[keys["task"]], known[keys["upstream"]])
+        return None if self.errors else (by_id[keys["task"]], by_id[keys["upstream"]])
 
 
 def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
@@ -357,7 +357,7 @@ def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
     # Links on other pages prefill the form by their query string.
     linked = {name: request.GET[name] for name in ("task", "upstream") if name in request.GET}
     form = DependencyForm(request.POST if posted else None, initial=linked)
-    shown: dict[str, Any] = {}
+    preview: dict[str, Any] = {}
     if posted and form.is_valid() and (pair := form.tasks(request)) is not None:
         task, upstream = pair
         confirmed = actions.DO in request.POST
@@ -385,16 +385,16 @@ def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
                 actions.remember(task_admin, request, [task.pk], entry)
                 model_admin.message_user(request, message)
                 return HttpResponseRedirect(display.page_of("task", task.pk))
-            known = {row.pk: row for row in pair}
-            shown = {
+            tasks = {row.pk: row for row in pair}
+            preview = {
                 "previewed": True,
-                "below_link": dependencies_cell.task_link(task.pk, known),
-                "upstream_link": dependencies_cell.task_link(upstream.pk, known),
+                "below_link": dependencies_cell.task_link(task.pk, tasks),
+                "upstream_link": dependencies_cell.task_link(upstream.pk, tasks),
                 **actions.changes(report),
             }
     title, back = graph_operations.add_edge.title, display.list_of("taskdependency")
     return model_admin.page(
-        request, "taskdependency/add", title, form=form, do=actions.DO, back=back, **shown
+        request, "taskdependency/add", title, form=form, do=actions.DO, back=back, **preview
     )
 
 
@@ -404,12 +404,12 @@ def unlink_view(model_admin: Any, request: HttpRequest, edge_id: int) -> HttpRes
     actions.permitted(model_admin, request, [operation], operation.name)
     edges = model_admin.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False)
     edge: TaskDependency | None = edges.first()
-    known = {} if edge is None else dependencies_cell.named([edge.task_id, edge.depends_on_id])
-    if edge is None or edge.task_id not in known:
+    tasks = {} if edge is None else dependencies_cell.named([edge.task_id, edge.depends_on_id])
+    if edge is None or edge.task_id not in tasks:
         raise Http404("No dependency between tasks has this id.")
-    task = known[edge.task_id]
+    task = tasks[edge.task_id]
     # The upstream may be pruned. It must still be possible to release its dependent task.
-    upstream = known.get(edge.upstream_id) or Task(id=edge.upstream_id, name=str(edge.upstream_id))
+    upstream = tasks.get(edge.upstream_id) or Task(id=edge.upstream_id, name=str(edge.upstream_id))
     waits, ended = dependencies_cell.title(task), dependencies_cell.title(upstream)
     page = actions.OperationPage(
         operation=operation,
@@ -473,7 +473,7 @@ def upstream(edge: Any) -> Any:
     """Link the upstream task; a gate has none."""
     if edge.depends_on_id is None:
         return _("a person")
-    return dependencies_cell.task_link(edge.depends_on_id, edge.known)
+    return dependencies_cell.task_link(edge.depends_on_id, edge.linked_tasks)
 
 
 @admin.display(description=_("workflow"))
@@ -484,7 +484,7 @@ def _workflow(edge: Any) -> SafeString | str:
 
 
 _WAITER = display.column(
-    _("task"), lambda edge: dependencies_cell.task_link(edge.task_id, edge.known), "waiter"
+    _("task"), lambda edge: dependencies_cell.task_link(edge.task_id, edge.linked_tasks), "waiter"
 )
 # The required ending of the upstream, or the kind of gate.
 _KIND = display.column(_("type"), lambda edge: edge.gate or edge.dependency_type)
@@ -556,18 +556,18 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         two statements for any number of edges.
         """
         keys = [key for edge in rows for key in (edge.task_id, edge.depends_on_id)]
-        known = dependencies_cell.named(keys)
+        tasks = dependencies_cell.named(keys)
         tenants = Tenant.objects.using(conf.settings().DATABASE).in_bulk(
-            {task.tenant_id for task in known.values()}
+            {task.tenant_id for task in tasks.values()}
         )
         for edge in rows:
-            task = known.get(edge.task_id)
-            edge.known = known
+            task = tasks.get(edge.task_id)
+            edge.linked_tasks = tasks
             edge.tenant_name = "" if task is None else str(tenants.get(task.tenant_id, ""))
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add the removal of an edge, or the operations that open its gate."""
-        task = row.known.get(row.task_id)
+        task = row.linked_tasks.get(row.task_id)
         buttons: list[dict[str, Any]] = []
         if task is not None and row.gate and row.resolved_at is None:
             opening = (

@@ -69,8 +69,8 @@ class DurableChangeList(ChangeList):
             # The search form then leaves out the number of results, which would be false.
             self.full_result_count = self.result_count
 
-    def get_queryset(self, request: HttpRequest, *rest: Any, **more: Any) -> QuerySet[Any]:
-        queryset: QuerySet[Any] = super().get_queryset(request, *rest, **more)
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        queryset: QuerySet[Any] = super().get_queryset(request, *args, **kwargs)
         values = (value for _name, values in request.GET.lists() for value in values)
         return queryset.none() if any(_NUL in value for value in values) else queryset
 
@@ -164,19 +164,19 @@ class DurableModelAdmin(_ModelAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         site = self.admin_site.admin_view
-        own = [
+        urls = [
             path(route, site(view), name=f"django_durable_tasks_{name}")
             for route, view, name in self.pages()
         ]
-        return [*own, *super().get_urls()]
+        return [*urls, *super().get_urls()]
 
     def page(
         self, request: HttpRequest, template: str, title: Any, **context: Any
     ) -> TemplateResponse:
         """Return a page of this ModelAdmin."""
         site = self.admin_site.each_context(request)
-        shown = {**site, "opts": self.opts, "media": self.media, "title": title, **context}
-        return TemplateResponse(request, f"admin/django_durable_tasks/{template}.html", shown)
+        context = {**site, "opts": self.opts, "media": self.media, "title": title, **context}
+        return TemplateResponse(request, f"admin/django_durable_tasks/{template}.html", context)
 
     def operation_view(self, request: HttpRequest, object_id: Any, name: str) -> HttpResponse:
         """Show the page of an operation on a row, and perform it."""
@@ -301,11 +301,11 @@ class DurableModelAdmin(_ModelAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def changeform_view(
-        self, request: HttpRequest, object_id: str | None = None, *rest: Any, **more: Any
+        self, request: HttpRequest, object_id: str | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Show the refusal of an operation as a message."""
         try:
-            return super().changeform_view(request, object_id, *rest, **more)
+            return super().changeform_view(request, object_id, *args, **kwargs)
         except DurableTasksError as refused:
             self.message_user(request, f"Nothing was changed. {refused}", messages.ERROR)
             return HttpResponseRedirect(request.get_full_path())
@@ -356,8 +356,8 @@ class DurableModelAdmin(_ModelAdmin):
         Since 6.1 Django passes ``action_location``, the list or the page of a row.
         """
         location = {} if action_location is None else {"action_location": action_location}
-        given: list[Any] = [declared for declared in self.actions or () if callable(declared)]
-        needed = {declared.__name__: declared.operation for declared in given}
+        functions: list[Any] = [declared for declared in self.actions or () if callable(declared)]
+        needed = {declared.__name__: declared.operation for declared in functions}
         return {
             name: action
             for name, action in super().get_actions(request, **location).items()
@@ -369,11 +369,11 @@ class DurableModelAdmin(_ModelAdmin):
         return operation.is_permitted(request.user) and not self._is_hidden(request)
 
     def response_action(
-        self, request: HttpRequest, queryset: QuerySet[Any], *rest: Any, **more: Any
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Run an action; refuse ids that no row can have before the query."""
         if all(map(self._can_be_id, request.POST.getlist(ACTION_CHECKBOX_NAME))):
-            return super().response_action(request, queryset, *rest, **more)
+            return super().response_action(request, queryset, *args, **kwargs)
         message = "Nothing was changed: the selection contains an invalid id."
         self.message_user(request, message, messages.ERROR)
         return HttpResponseRedirect(request.get_full_path())
@@ -390,8 +390,8 @@ class DurableModelAdmin(_ModelAdmin):
         """Refuse undeclared lookups: ``?kwargs__token__startswith=a`` would reveal masked values
         letter by letter.
         """
-        own = {getattr(chosen, "parameter_name", None) for chosen in self.list_filter}
-        return lookup in self.lookups_allowed | own
+        of_filters = {getattr(chosen, "parameter_name", None) for chosen in self.list_filter}
+        return lookup in self.lookups_allowed | of_filters
 
 
 class OwnFormAdmin(DurableModelAdmin):
@@ -511,8 +511,8 @@ would cost every ending a write; without a bound a rare value would read the who
 class NewestRowsList(DurableChangeList):
     """A list that applies filters without an index to the newest rows only."""
 
-    def get_queryset(self, request: HttpRequest, *rest: Any, **more: Any) -> QuerySet[Any]:
-        queryset = super().get_queryset(request, *rest, **more)
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        queryset = super().get_queryset(request, *args, **kwargs)
         admin: Any = self.model_admin
         return admin.newest(request, queryset) if admin.filters_without_index(request) else queryset
 

@@ -54,7 +54,7 @@ FIELDSETS = (
 )
 
 
-# What a form says about options in addition to their columns.
+# Labels and help texts of a form, where those of the columns do not fit.
 _LABELS = {
     "dst_gap": _("When clocks are set forward"),
     "dst_overlap": _("When clocks are set back"),
@@ -192,8 +192,8 @@ class RecurringForm(_OptionFields, NamedRowForm):  # type: ignore[misc,valid-typ
         one.
         """
         grouped = {name for _title, names in FIELDSETS for name in names}
-        others = [name for name in _OPTIONS if name not in grouped]
-        groups = [*FIELDSETS[:-1], (FIELDSETS[-1][0], (*others, *FIELDSETS[-1][1]))]
+        ungrouped = [name for name in _OPTIONS if name not in grouped]
+        groups = [*FIELDSETS[:-1], (FIELDSETS[-1][0], (*ungrouped, *FIELDSETS[-1][1]))]
         present = [
             (title, [name for name in names if name in self.fields]) for title, names in groups
         ]
@@ -288,13 +288,13 @@ def _initial_of(row: RecurringTask | None) -> dict[str, Any]:
     first = {
         kind: next((part for part in plain if kind in part), None) for kind in ("interval", "rrule")
     }
-    shown = {kind: part[kind] for kind, part in first.items() if part is not None}
-    rest = [
+    single = {kind: part[kind] for kind, part in first.items() if part is not None}
+    remaining = [
         part
         for part in row.timetable
         if part not in first.values() and not (len(part) == 1 and "cron" in part)
     ]
-    return initial | times | {"cron": "\n".join(crons), **shown, "parts": pretty(rest)}
+    return initial | times | {"cron": "\n".join(crons), **single, "parts": pretty(remaining)}
 
 
 # Rows of the table of fires: local time, UTC, remarks and tasks.
@@ -364,11 +364,11 @@ def newest_entries(
     index, ranges and manual runs by theirs.
     """
     single = entries.single().order_by("-unique_fire_time")
-    other = entries.filter(unique_fire_time=None).order_by("-fire_time")
+    ranges = entries.filter(unique_fire_time=None).order_by("-fire_time")
     if until is not None:
         single = single.filter(unique_fire_time__lte=until)
-        other = other.filter(fire_time__lte=until)
-    both = [*single[:limit], *other[:limit]]
+        ranges = ranges.filter(fire_time__lte=until)
+    both = [*single[:limit], *ranges[:limit]]
     return sorted(both, key=lambda entry: (entry.fire_time, entry.pk), reverse=True)[:limit]
 
 

@@ -100,24 +100,24 @@ def _newest_entries(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
     database = conf.settings().DATABASE
     ledger = OccurrenceRecord.objects.filter(recurring_task=OuterRef("pk"))
     single = ledger.single().order_by("-unique_fire_time").values("unique_fire_time")
-    other = ledger.filter(unique_fire_time__isnull=True).order_by("-fire_time").values("fire_time")
+    ranges = ledger.filter(unique_fire_time__isnull=True).order_by("-fire_time").values("fire_time")
     lower_bounds = (
         RecurringTask.objects.using(database)
         .filter(pk__in=keys)
         .annotate(
             single_from=Subquery(single[LOOKED_AT - 1 : LOOKED_AT]),
-            other_from=Subquery(other[LOOKED_AT - 1 : LOOKED_AT]),
+            other_from=Subquery(ranges[LOOKED_AT - 1 : LOOKED_AT]),
         )
     )
     bounds = list(lower_bounds.order_by().values_list("pk", "single_from", "other_from"))
     conditions = [
         *_from(
-            {pk: single for pk, single, _other in bounds},
+            {pk: single_from for pk, single_from, _other_from in bounds},
             "unique_fire_time__gte",
             unique_fire_time__isnull=False,
         ),
         *_from(
-            {pk: other for pk, _single, other in bounds},
+            {pk: other_from for pk, _single, other_from in bounds},
             "fire_time__gte",
             unique_fire_time__isnull=True,
         ),
@@ -208,7 +208,7 @@ def _planned(row: RecurringTask, now: datetime) -> tuple[list[dict[str, Any]], s
         return [], f"{type(broken).__name__}: {broken}"
 
 
-def _answer(form: WhyForm, row: RecurringTask) -> str:
+def _explanation(form: WhyForm, row: RecurringTask) -> str:
     if not form.is_bound or not form.is_valid():
         return ""
     try:
@@ -316,7 +316,7 @@ def state(row: Any) -> SafeString | str:
         marks.append(("undeclared", "no longer declared"))
     by = f"by {row.status_by}" if row.status_by and row.status_reason else ""
     until = f"until {display.instant(row.paused_until)}" if row.paused_until else ""
-    why = " ".join(part for part in (row.status_reason, by, until) if part)
+    why = " ".join(sentence for sentence in (row.status_reason, by, until) if sentence)
     return display.beneath(
         display.badges(marks), display.first_line(row.error) if row.error else why
     )
@@ -529,7 +529,7 @@ class RecurringTaskAdmin(OwnFormAdmin):
             "overrides": overrides[:_OVERRIDES],
             "more_overrides": overrides[_OVERRIDES:],
             "why": form,
-            "answer": _answer(form, row),
+            "answer": _explanation(form, row),
             "may_override": is_open and lifecycle.override.is_permitted(request.user),
             "override": self.operation_url(row, lifecycle.override),
             "remove_override": self.operation_url(row, lifecycle.withdraw_override),
@@ -615,9 +615,9 @@ class ScheduleFilter(filters.ValueFilter):
         # The next page begins at the oldest entry of this one.
         oldest = entries[-1].fire_time if len(entries) == OF_ONE else None
         older = [
-            (f"{row.pk},{one.isoformat()}", f"{row.name}, {display.instant(one)}")
-            for one in (until, oldest)
-            if one
+            (f"{row.pk},{at.isoformat()}", f"{row.name}, {display.instant(at)}")
+            for at in (until, oldest)
+            if at
         ]
         return [(str(row.pk), row.name), *older]
 

@@ -243,6 +243,22 @@ def took(task: Any) -> str:
     return display.duration(((task.completed_at or task.seen_at) - task.started_at).total_seconds())
 
 
+def progress_cell(task: Any) -> SafeString | str:
+    """Return what the function reported, or how far its loop has come, with a bar if the total is
+    known.
+    """
+    progress = task.progress
+    if not isinstance(progress, dict) or "done" not in progress:
+        return display.value_block(progress, plain=False) if progress else display.NOTHING
+    done, total, note = progress["done"], progress.get("total"), str(progress.get("note") or "")
+    words = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+    words = display.clean(f"{words}, {note}" if note else words)
+    if not total:
+        return words
+    done_of_total = min(max(done, 0), total)
+    return display.beneath(display.bar(words, total, [(Status.SUCCESS, done_of_total)]), words)
+
+
 def _force_run(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
     """Show what a forced run of these tasks would change."""
     return graphs.chosen(model_admin, request, graph_operations.force_run, rows)
@@ -259,7 +275,7 @@ def _crashed(task: Task) -> str:
 def _tries(task: Task) -> str:
     """Return the starts, and the used part of the attempt budgets."""
     failed = f"{task.attempts} started, {task.failures}/{task.max_attempts} failed"
-    return ", ".join(part for part in (failed, _crashed(task)) if part)
+    return ", ".join(words for words in (failed, _crashed(task)) if words)
 
 
 @admin.display(description=_("next"))
@@ -274,8 +290,8 @@ def due(task: Any) -> str:
 
 def _cause(task: Task) -> SafeString | str:
     """Link the task that caused the end of this one."""
-    known = dependencies_cell.named([task.cause])
-    return dependencies_cell.task_link(task.cause, known) if task.cause else display.NOTHING
+    tasks = dependencies_cell.named([task.cause])
+    return dependencies_cell.task_link(task.cause, tasks) if task.cause else display.NOTHING
 
 
 _STATE = display.column(
@@ -354,7 +370,7 @@ class TaskAdmin(NewestRowsAdmin):
     change_form_template = "admin/django_durable_tasks/task/change_form.html"
     change_list_template = "admin/django_durable_tasks/task/change_list.html"
     reads_with_page = ("tenant", "recurring_task")
-    unlisted = ("args", "kwargs", "options", "result", "progress")
+    unlisted = ("args", "kwargs", "options", "result", "progress", "position")
     fieldsets = (
         section(
             None,
@@ -372,7 +388,8 @@ class TaskAdmin(NewestRowsAdmin):
             "last_error",
             display.column(_("arguments"), lambda task: display.arguments_block(task.name, task)),
             "result",
-            "progress",
+            display.column(_("progress"), progress_cell),
+            "position",
         ),
         section(
             _("Times"),
@@ -469,9 +486,9 @@ class TaskAdmin(NewestRowsAdmin):
             operator_actions.force_complete: row.status != Status.SUCCESS,
         }
         buttons = [
-            {"action": one.name, "title": f"{one.title_for(1)}…"}
-            for one, fit in fits.items()
-            if fit and one.name in permitted
+            {"action": operation.name, "title": f"{operation.title_for(1)}…"}
+            for operation, fit in fits.items()
+            if fit and operation.name in permitted
         ]
         if ended and may_edit_arguments(request):
             edit = reverse("admin:django_durable_tasks_task_replay", args=[row.pk])
@@ -569,7 +586,9 @@ class DeadLetterAdmin(NewestRowsAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request).select_related("task")
-        return rows.defer("task__result", "task__options", "task__progress", "task__last_error")
+        return rows.defer(
+            "task__result", "task__options", "task__progress", "task__position", "task__last_error"
+        )
 
     def filters_without_index(self, request: HttpRequest) -> bool:
         """Return whether the request has a filter that no index serves: among all dead letters, or
@@ -584,9 +603,10 @@ class DeadLetterAdmin(NewestRowsAdmin):
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         permitted = self.get_actions(request) if row.open_task else {}
-        offered: list[Any] = [one for one in self.actions if one.__name__ in permitted]
+        offered: list[Any] = [action for action in self.actions if action.__name__ in permitted]
         buttons = [
-            {"action": one.__name__, "title": f"{one.operation.title_for(1)}…"} for one in offered
+            {"action": action.__name__, "title": f"{action.operation.title_for(1)}…"}
+            for action in offered
         ]
         return {"buttons": buttons, "subtitle": self.line_of(row)}
 

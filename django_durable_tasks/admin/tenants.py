@@ -42,8 +42,8 @@ class TenantAdmin(DurableModelAdmin):
     tenant_path = "pk"
 
     def sections(self, request: HttpRequest, obj: Any) -> Any:
-        own = ("slug", "name", *((OPENED,) if obj is not None else ()))
-        return [(None, {"fields": own})]
+        fields = ("slug", "name", *((OPENED,) if obj is not None else ()))
+        return [(None, {"fields": fields})]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return super().has_add_permission(request) and not filters.is_limited(request)

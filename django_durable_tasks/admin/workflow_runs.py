@@ -10,7 +10,6 @@ from django.contrib import admin
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
@@ -31,13 +30,6 @@ from django_durable_tasks.workflows.diagrams import Diagram, natural
 # The progress of a workflow run as a bar, and as text for screen readers.
 
 
-_BAR = (
-    '<svg class="durable-progress" viewBox="0 0 100 8" preserveAspectRatio="none" role="img"'
-    ' aria-label="{0}"><title>{0}</title>{1}</svg>'
-)
-_PART = '<rect class="durable-part-{}" x="{}" y="0" width="{}" height="8"/>'
-
-
 def counted(run: WorkflowRun) -> list[tuple[str, int]]:
     """Return how many of its tasks ended in each status, as counted so far; zeros are omitted."""
     numbers = ((str(status), int(getattr(run, column))) for status, column in COUNTS.items())
@@ -47,18 +39,13 @@ def counted(run: WorkflowRun) -> list[tuple[str, int]]:
 def progress_words(run: WorkflowRun) -> str:
     """Return the numbers as text: ``12 of 20 ended: 10 SUCCESS, 2 FAILED``."""
     totals = f"{run.ended:,} of {run.total:,} ended"
-    parts = ", ".join(f"{number:,} {status}" for status, number in counted(run))
-    return f"{totals}: {parts}" if parts else totals
+    counts = ", ".join(f"{number:,} {status}" for status, number in counted(run))
+    return f"{totals}: {counts}" if counts else totals
 
 
 def progress_bar(run: WorkflowRun) -> SafeString:
     """Return a bar with one part per status; the part of open tasks is empty."""
-    whole, x, parts = max(run.total, run.ended, 1), 0.0, []
-    for status, number in counted(run):
-        width = 100 * number / whole
-        parts.append((status.lower(), f"{x:.2f}", f"{width:.2f}"))
-        x += width
-    return format_html(_BAR, progress_words(run), format_html_join("", _PART, parts))
+    return display.bar(progress_words(run), max(run.total, run.ended, 1), counted(run))
 
 
 def progress_cell(run: WorkflowRun) -> SafeString | str:
@@ -71,9 +58,9 @@ def progress_marks(run: Any) -> list[tuple[str, str]]:
     the database's time.
     """
     over = run.is_open and run.deadline_at is not None and run.deadline_at <= run.seen_at
-    true = {"late": over, "stop requested": run.is_open and run.cancel_requested_at is not None}
-    beside = [(text.replace(" ", "-"), text) for text, holds in true.items() if holds]
-    return [(run.status, run.status), *beside]
+    states = {"late": over, "stop requested": run.is_open and run.cancel_requested_at is not None}
+    badges = [(text.replace(" ", "-"), text) for text, holds in states.items() if holds]
+    return [(run.status, run.status), *badges]
 
 
 def took(run: Any) -> str:
@@ -104,8 +91,8 @@ def sentences(run: Any) -> list[Sentence]:
         text = "Its tasks are still being created. None runs before all have been created."
         texts.append(Sentence(Level.WAIT, text))
     if run.is_open and run.cancel_requested_at is not None:
-        asked = display.since(run.cancel_requested_at, run.seen_at)
-        texts.append(Sentence(Level.WAIT, f"Its cancellation was requested {asked}."))
+        requested = display.since(run.cancel_requested_at, run.seen_at)
+        texts.append(Sentence(Level.WAIT, f"Its cancellation was requested {requested}."))
     if run.status == WorkflowStatus.FAILED:
         why = f" ({display.clean(run.reason)})" if run.reason else ""
         texts.append(Sentence(Level.TROUBLE, f"It failed{why}."))
@@ -117,10 +104,10 @@ def sentences(run: Any) -> list[Sentence]:
 
 def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
     rows = Task.objects.using(run._state.db).of_workflow(run).order_by()
-    there = dict(rows.values_list("status").annotate(Count("pk")))
-    numbers = {str(status): there.get(str(status), 0) for status in Status}
-    asked = "draw" in request.GET or sum(numbers.values()) <= graphs.AT_ONCE
-    diagram = graphs.diagram_of_run(run) if asked else None
+    counts = dict(rows.values_list("status").annotate(Count("pk")))
+    numbers = {str(status): counts.get(str(status), 0) for status in Status}
+    is_drawn = "draw" in request.GET or sum(numbers.values()) <= graphs.AT_ONCE
+    diagram = graphs.diagram_of_run(run) if is_drawn else None
     return {
         "drawing": graphs.inline_diagram(diagram) if diagram else "",
         "draws": graphs.draws_diagrams(),
@@ -141,24 +128,22 @@ def _tasks(
     pages = max(1, -(-total // TASKS))
     page = min(max(1, _whole(request.GET.get("p", ""))), pages)
     rows: Any = Task.objects.using(run._state.db).of_workflow(run)
-    these, part = (
-        (rows.filter(status=state) if state else rows).order_by("pk"),
-        slice((page - 1) * TASKS, page * TASKS),
-    )
-    keys = these.values_list("pk", flat=True)
+    queryset = (rows.filter(status=state) if state else rows).order_by("pk")
+    of_page = slice((page - 1) * TASKS, page * TASKS)
+    keys = queryset.values_list("pk", flat=True)
     if diagram is None:
-        keys = list(keys[part])
+        keys = list(keys[of_page])
     else:
         # In topological order, siblings by their labels.
-        wanted = {str(key): key for key in keys}
+        by_text = {str(key): key for key in keys}
         above: dict[str, list[str]] = {
             node.id: []
             for node in sorted(diagram.nodes, key=lambda node: (natural(node.label), node.id))
         }
         for edge in diagram.edges:
             above.setdefault(edge.target, []).append(edge.source)
-        ordered = [wanted[key] for layer in layers(above) for key in layer if key in wanted]
-        keys = [*ordered, *sorted(set(wanted.values()) - set(ordered))][part]
+        ordered = [by_text[key] for layer in layers(above) for key in layer if key in by_text]
+        keys = [*ordered, *sorted(set(by_text.values()) - set(ordered))][of_page]
     tasks = (
         rows.defer(*admin_tasks.TaskAdmin.unlisted).annotate(seen_at=DatabaseNow()).in_bulk(keys)
     )
@@ -185,17 +170,17 @@ def _whole(text: str) -> int:
 def _lines(tasks: list[Any]) -> list[dict[str, Any]]:
     held = dependencies_cell.of_tasks(task.pk for task in tasks if task.status == Status.BLOCKED)
     upstreams = [edge.depends_on_id for waits in held.values() for edge in waits.edges]
-    known = dependencies_cell.named([*upstreams, *(task.cause for task in tasks)])
+    upstream_tasks = dependencies_cell.named([*upstreams, *(task.cause for task in tasks)])
     return [
         {
             "task": task,
             "link": display.link(display.page_of("task", task.pk), dependencies_cell.title(task)),
             "state": display.badges([(task.status, task.status), *admin_tasks.status_labels(task)]),
             "waits": dependencies_cell.cell(
-                held.get(task.pk, dependencies_cell.DependencyWaits()), known
+                held.get(task.pk, dependencies_cell.DependencyWaits()), upstream_tasks
             ),
             "took": admin_tasks.took(task),
-            "cause": dependencies_cell.task_link(task.cause, known) if task.cause else "",
+            "cause": dependencies_cell.task_link(task.cause, upstream_tasks) if task.cause else "",
             "why": display.clean(task.reason) or display.first_line(task.last_error),
         }
         for task in tasks
@@ -240,9 +225,9 @@ def _family(run: WorkflowRun) -> list[dict[str, Any]]:
     there = {row.pk for row in rows}
     for row in rows:
         below.setdefault(row.parent if row.parent in there else None, []).append(row)
-    family, rest = [], [(row, 0) for row in reversed(below.get(None, []))]
-    while rest:
-        row, depth = rest.pop()
+    family, stack = [], [(row, 0) for row in reversed(below.get(None, []))]
+    while stack:
+        row, depth = stack.pop()
         family.append(
             {
                 "run": row,
@@ -253,15 +238,15 @@ def _family(run: WorkflowRun) -> list[dict[str, Any]]:
                 "progress": progress_cell(row),
             }
         )
-        rest += [(child, depth + 1) for child in reversed(below.get(row.pk, []))]
+        stack += [(child, depth + 1) for child in reversed(below.get(row.pk, []))]
     return family if len(family) > 1 else []
 
 
 @admin.display(description=_("workflow"))
 def named(run: WorkflowRun) -> SafeString | str:
     """Show the name, the end of the id, and whether it is an inner run."""
-    part = f"part of {display.short(run.parent)}" if run.parent else ""
-    return display.beneath(run.name, " · ".join(filter(None, (display.short(run.pk), part))))
+    parent = f"part of {display.short(run.parent)}" if run.parent else ""
+    return display.beneath(run.name, " · ".join(filter(None, (display.short(run.pk), parent))))
 
 
 @admin.display(description=_("deadline"))

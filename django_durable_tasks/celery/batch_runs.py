@@ -33,6 +33,7 @@ from django_durable_tasks.celery.gate import STATE, CallState, state_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import batch_token
 from django_durable_tasks.celery.publisher import CARRIER
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.limits import config
 from django_durable_tasks.states.machine import EndingKind, Outcome, decide
@@ -158,9 +159,9 @@ class TaskEvents:
             call = partial(receiver, signal=getattr(signals, name), sender=self._task, **named)
             self._guard(call, "The receiver %r of %s", receiver, name)
 
-    def _call(self, hook: str, *given: Any) -> None:
+    def _call(self, hook: str, *args: Any) -> None:
         if hook in self._hooks:
-            call = partial(getattr(self._task, hook), *given)
+            call = partial(getattr(self._task, hook), *args)
             self._guard(call, "%s of %s", hook, self._task.name)
 
     def _guard(self, call: Callable[[], Any], text: str, *values: object) -> None:
@@ -246,9 +247,9 @@ class BatchInProgress:
                 return batches.return_uncalled([live.run for live in uncalled], self._worker)
         except Error as error:
             logger.warning(
-                "%d tasks of a batch could not be returned (%s). They are marked LOST when their"
-                " leases expire.",
-                len(uncalled),
+                "%s of a batch could not be returned (%s). A scheduler marks each LOST when its"
+                " lease expires.",
+                counted(len(uncalled), "task"),
                 reason_of(error),
             )
             return 0
@@ -268,7 +269,9 @@ class BatchInProgress:
                 self._writing.release()
         if is_slow:
             returned = self.return_uncalled()
-            logger.info("Returned %d tasks behind a slow function of their batch.", returned)
+            logger.info(
+                "Returned %s behind a slow function of the batch.", counted(returned, "task")
+            )
 
     def _record_once(self) -> None:
         """Record the successes with one try. If it fails, the thread of the batch tries again."""

@@ -7,10 +7,12 @@ import functools
 import inspect
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
+from asgiref.sync import sync_to_async
 from celery import Celery
 from celery.canvas import Signature
 from celery.utils.functional import maybe_list
@@ -30,38 +32,40 @@ from django_durable_tasks.tasks.options import CallOptions, call_options
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
 _TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority"}
-_OF_MESSAGES = (
-    "add_to_parent",
-    "argsrepr",
-    "compression",
-    "confirm_timeout",
-    "connection",
-    "correlation_id",
-    "declare",
-    "delivery_mode",
-    "expiration",
-    "ignore_result",
-    "immediate",
-    "kwargsrepr",
-    "mandatory",
-    "origin",
-    "parent_id",
-    "producer",
-    "publisher",
-    "replaced_task_nesting",
-    "reply_to",
-    "result_cls",
-    "retry",
-    "retry_policy",
-    "root_id",
-    "route_name",
-    "router",
-    "serializer",
-    "shadow",
-    "stamped_headers",
-    "stamps",
-    "task_type",
-    "timeout",
+OF_MESSAGES = frozenset(
+    {
+        "add_to_parent",
+        "argsrepr",
+        "compression",
+        "confirm_timeout",
+        "connection",
+        "correlation_id",
+        "declare",
+        "delivery_mode",
+        "expiration",
+        "ignore_result",
+        "immediate",
+        "kwargsrepr",
+        "mandatory",
+        "origin",
+        "parent_id",
+        "producer",
+        "publisher",
+        "replaced_task_nesting",
+        "reply_to",
+        "result_cls",
+        "retry",
+        "retry_policy",
+        "root_id",
+        "route_name",
+        "router",
+        "serializer",
+        "shadow",
+        "stamped_headers",
+        "stamps",
+        "task_type",
+        "timeout",
+    }
 )
 """Celery's options about the message only. They have no effect for a durable task, whose message
 this package builds.
@@ -70,7 +74,7 @@ _CELERYS = frozenset(
     {
         *_CANVAS,
         *_TRANSLATED,
-        *_OF_MESSAGES,
+        *OF_MESSAGES,
         "countdown",
         "eta",
         "exchange",
@@ -84,35 +88,87 @@ _CELERYS = frozenset(
 _OURS = frozenset(spec.name for spec in dataclasses.fields(CallOptions)) - _CELERYS
 
 
+OPTIONS = "durable_options"
+"""The option of ``apply_async`` with the options of a call that Celery does not have."""
+_AS_CELERYS = {
+    "headers": "headers",
+    "queue": "queue",
+    "priority": "priority",
+    "task_id": "task_id",
+    "run_at": "eta",
+    "expires_at": "expires",
+    "timeout": "time_limit",
+    "soft_timeout": "soft_time_limit",
+}
+"""The options of a call that ``apply_async`` receives by the names of Celery."""
+_overriding = ContextVar[frozenset[str]]("durable_tasks_overriding", default=frozenset())
+"""The tasks whose overridden ``apply_async`` is being called through ``Using``. It may use
+``.using(...)`` itself.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Using:
-    """A durable task with options for the calls made through it."""
+    """A durable task with options for the calls made through it.
+
+    ``overridden``: the Celery task if its class overrides ``apply_async``. Every call of a single
+    task goes through that method, as in Celery.
+    """
 
     registered: Registered
     options: CallOptions
+    overridden: Any = None
 
     def using(self, **options: Any) -> Using:
         """Return a copy with more options."""
-        return Using(self.registered, call_options(self.options, options))
+        return dataclasses.replace(self, options=call_options(self.options, options))
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Task:
         """Create the task in the caller's transaction and return it; ``run_at`` is the earliest
         start.
+
+        If an overridden ``apply_async`` does not return a DurableResult, its value is returned.
         """
         options = self.options
         # The decorator refuses a task function with a parameter of this name.
         if "run_at" in kwargs:
             options = call_options(options, {"run_at": kwargs.pop("run_at")})
+        if self.overridden is not None:
+            result: Any = self._by_override(args, kwargs, options)
+            return result.task if isinstance(result, DurableResult) else result
         return enqueue.schedule(Call(self.registered, args, kwargs, options))
 
     def delay(self, /, *args: Any, **kwargs: Any) -> DurableResult:
         """Create the task in the caller's transaction and return its result."""
+        if self.overridden is not None:
+            result: DurableResult = self._by_override(args, kwargs, self.options)
+            return result
         return _submitted(Call(self.registered, args, kwargs, self.options))
+
+    def _by_override(
+        self, args: Any, kwargs: Any, options: CallOptions, **celery_options: Any
+    ) -> Any:
+        """Call the overridden ``apply_async`` with the options by their names in Celery."""
+        call_options: dict[str, Any] = {}
+        for spec in dataclasses.fields(options):
+            value = getattr(options, spec.name)
+            if value == spec.default:
+                continue
+            if spec.name in _AS_CELERYS:
+                call_options[_AS_CELERYS[spec.name]] = value
+            else:
+                call_options.setdefault(OPTIONS, {})[spec.name] = value
+        token = _overriding.set(_overriding.get() | {self.registered.options.name})
+        try:
+            return self.overridden.apply_async(args, kwargs, **{**call_options, **celery_options})
+        finally:
+            _overriding.reset(token)
 
     def schedule_many(
         self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
     ) -> list[uuid.UUID]:
         """Create one task per tuple of arguments, all or none; return their ids."""
+        self._check_not_overridden("schedule_many")
         return enqueue.schedule_many(self.registered, self._at(run_at), arguments)
 
     def schedule_stream(
@@ -127,7 +183,32 @@ class Using:
 
         ``progress`` is called after each 5,000 tasks with the number of tasks so far.
         """
+        self._check_not_overridden("schedule_stream")
         return enqueue.schedule_stream(self.registered, self._at(run_at), arguments, progress)
+
+    def _check_not_overridden(self, form: str) -> None:
+        if self.overridden is None:
+            return
+        classes = type(self.overridden).__mro__
+        owner = next(kind for kind in classes if "apply_async" in vars(kind))
+        raise InvalidOption(
+            f"{form}() inserts many tasks at once and does not call the apply_async() that"
+            f" {owner.__name__} overrides: call .delay() for each tuple of arguments."
+        )
+
+    async def aschedule(self, /, *args: Any, **kwargs: Any) -> Task:
+        """Create the task as ``schedule`` does, without blocking the event loop."""
+        return await sync_to_async(self.schedule)(*args, **kwargs)
+
+    async def adelay(self, /, *args: Any, **kwargs: Any) -> DurableResult:
+        """Create the task as ``delay`` does, without blocking the event loop."""
+        return await sync_to_async(self.delay)(*args, **kwargs)
+
+    async def aschedule_many(
+        self, arguments: Iterable[Iterable[Any]], *, run_at: datetime | None = None
+    ) -> list[uuid.UUID]:
+        """Create tasks as ``schedule_many`` does, without blocking the event loop."""
+        return await sync_to_async(self.schedule_many)(arguments, run_at=run_at)
 
     def _at(self, run_at: datetime | None) -> CallOptions:
         return self.options if run_at is None else call_options(self.options, {"run_at": run_at})
@@ -136,7 +217,12 @@ class Using:
         self, args: Any = None, kwargs: Any = None, **celery_options: Any
     ) -> DurableResult:
         """Create the task with the options of Celery's ``apply_async``."""
-        options = call_options(self.options, translated(celery_options))
+        if self.overridden is not None:
+            result: DurableResult
+            result = self._by_override(args, kwargs, self.options, **celery_options)
+            return result
+        durable_options = celery_options.pop(OPTIONS, None) or {}
+        options = call_options(self.options, {**durable_options, **translated(celery_options)})
         return _submitted(Call(self.registered, tuple(args or ()), dict(kwargs or {}), options))
 
 
@@ -145,6 +231,20 @@ def _submitted(call: Call) -> DurableResult:
     result = DurableResult(task_id)
     result.created_here = True
     return result
+
+
+def of_task(task: Any, base: type) -> Using:
+    """Return the calling forms of a Celery task, through ``apply_async`` if its class overrides
+    that of ``base``.
+    """
+    name = task.name
+    is_overridden = (
+        type(task).apply_async is not base.apply_async  # type: ignore[attr-defined]
+        or "apply_async" in vars(task)
+    )
+    if not is_overridden or name in _overriding.get():
+        return of(name)
+    return dataclasses.replace(of(name), overridden=task)
 
 
 def of(name: str) -> Using:
@@ -164,7 +264,7 @@ def translated(celery_options: Mapping[str, Any]) -> dict[str, Any]:
                 " Workflow.from_canvas(...), or return Schedule(...)."
             )
     _check_known(celery_options)
-    options = {ours: celery_options.get(theirs) for theirs, ours in _TRANSLATED.items()}
+    options = {name: celery_options.get(celery_name) for celery_name, name in _TRANSLATED.items()}
     options["queue"] = queue_of_options(celery_options)
     options["run_at"] = _start(celery_options.get("eta"), celery_options.get("countdown"))
     expires = celery_options.get("expires")
@@ -183,9 +283,9 @@ def _check_known(celery_options: Mapping[str, Any]) -> None:
     """Refuse unknown options, and options of ``.using()``, which Celery would pass on to its
     transport.
     """
-    known = _CELERYS.union(celery_options.get("stamped_headers") or ())
+    names = _CELERYS.union(celery_options.get("stamped_headers") or ())
     for option in celery_options:
-        if option in known:
+        if option in names:
             continue
         if option in _OURS:
             raise InvalidOption(
@@ -288,16 +388,16 @@ def check(canvas: Any, options: Mapping[str, Any] | None = None, body: Any = Non
     elif kind == CHAIN:
         _check_chain(canvas, options)
     else:
-        parts = [*_parts(canvas), *([body] if body is not None else [])]
-        for name in _all_names(parts):
+        sigs = [*_parts(canvas), *([body] if body is not None else [])]
+        for name in _all_names(sigs):
             _refuse(
                 "map, starmap and chunks" if kind in _MAPS else f"a {kind.removeprefix('celery.')}",
                 name,
                 _AS_WORKFLOW,
             )
         check_callbacks(options)
-        for part in parts:
-            check(part)
+        for sig in sigs:
+            check(sig)
 
 
 def check_callbacks(options: Mapping[str, Any]) -> None:
@@ -321,7 +421,7 @@ def _check_chain(canvas: Any, options: Mapping[str, Any]) -> None:
         check(step)
     if last is None:
         return
-    grouped = any(part["task"] in _COMPOSITES for part in [*steps, last])
+    grouped = any(sig["task"] in _COMPOSITES for sig in [*steps, last])
     for name in _names(last):
         if grouped or options.get("link") or options.get("link_error"):
             _refuse("a chain", name, _REMEDIES["chain"])

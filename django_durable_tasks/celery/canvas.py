@@ -16,6 +16,7 @@ from django_durable_tasks import registry
 from django_durable_tasks.celery import calls
 from django_durable_tasks.choices import DependencyType
 from django_durable_tasks.exceptions import UntranslatableCanvas
+from django_durable_tasks.option_values import hint
 from django_durable_tasks.workflows.builder import END, MAP, STARMAP, Builder, Step
 
 # The parts of a Celery canvas: signatures, members, links, and options of messages.
@@ -32,7 +33,35 @@ _KNOWN = {
 }
 
 
-_KEPT = ("queue", "priority", "eta", "countdown", "expires", "time_limit", "soft_time_limit")
+_KEPT = (
+    "queue",
+    "priority",
+    "eta",
+    "countdown",
+    "expires",
+    "headers",
+    "time_limit",
+    "soft_time_limit",
+)
+"""Celery's options that a task of a workflow has."""
+
+
+_KEPT_OF_USING = frozenset(
+    {
+        "expected_duration",
+        "expires_at",
+        "expires_in",
+        "lease",
+        "max_attempts",
+        "max_crashes",
+        "on_orphan",
+        "run_at",
+        "soft_timeout",
+        "timeout",
+        "weight",
+    }
+)
+"""The options of ``.using()`` that a task of a workflow has."""
 
 
 _WITHOUT_MEANING = (
@@ -43,16 +72,36 @@ _WITHOUT_MEANING = (
 _CALLBACKS = ("link", "link_error")
 
 
+_SENT = "Celery sets it when it sends a canvas; convert the canvas before that"
+_MESSAGE = (
+    "it is an option of a message, and the message of a durable task carries only an id; leave it"
+    " out"
+)
+_DEPENDENCIES = (
+    "the canvas itself says which tasks wait for which; build other dependencies by Workflow.add()"
+)
+_KEYS = "it may name a task outside of the workflow; give the workflow a key, start(key=...)"
 _REMEDIES = {
-    "stamped_headers": "stamps travel on messages, and a row's message carries none",
-    "task_id": "ids are given at the start; translate a canvas before it is frozen or sent",
-    "retry": "a row is published until it is taken",
-    "retry_policy": "a row is published until it is taken",
+    **dict.fromkeys(calls.OF_MESSAGES - _KEPT_OF_USING, _MESSAGE),
+    "stamped_headers": "stamps travel on messages; give headers=... instead",
+    "stamps": "stamps travel on messages; give headers=... instead",
+    "task_id": "each start gives new ids; convert a canvas before it is frozen or sent",
+    **dict.fromkeys(("group_id", "group_index", "chord", "chain", "root_id", "parent_id"), _SENT),
+    "retry": "the message of a durable task is published again until the task starts; leave it out",
+    "retry_policy": (
+        "the message of a durable task is published again until the task starts; leave it out"
+    ),
     "exchange": "name the queue, queue=...",
     "routing_key": "name the queue, queue=...",
-    "interval": "nothing polls for the end of the header",
-    "max_retries": "nothing polls for the end of the header",
-    "ignore_result": "the row keeps its result",
+    "interval": "nothing polls for the end of the header; leave it out",
+    "max_retries": (
+        "on a chord it limits how often Celery polls for the end of the header, which a workflow"
+        " does not do; for a task write @durable_task(max_retries=...) or .set(max_attempts=...)"
+    ),
+    "ignore_result": "the task keeps its result, which the next one reads; leave it out",
+    **dict.fromkeys(("key", "idempotency_key"), _KEYS),
+    "tenant": "all tasks of a workflow have its tenant; give it to start(tenant=...)",
+    **dict.fromkeys(("depends_on", "join", "on_upstream_failure"), _DEPENDENCIES),
 }
 
 
@@ -61,16 +110,16 @@ def refuse(what: str, why: str) -> NoReturn:
     raise UntranslatableCanvas(f"{what} cannot be translated: {why}.")
 
 
-def signature(given: Any) -> Any:
+def signature(value: Any) -> Any:
     """Return a part of a canvas; raises UntranslatableCanvas for anything else."""
-    if not isinstance(given, Mapping) or "task" not in given:
-        refuse(repr(given), "it is no signature; write task.s(...)")
-    if given.get("subtask_type") not in (None, *Signature.TYPES):
-        refuse(f"A signature of type {given['subtask_type']!r}", "only those of Celery are known")
-    part = maybe_signature(given)
-    if type(part) not in _KNOWN:
-        refuse(f"A signature of class {type(part).__qualname__}", "only those of Celery are known")
-    return part
+    if not isinstance(value, Mapping) or "task" not in value:
+        refuse(repr(value), "it is no signature; write task.s(...)")
+    if value.get("subtask_type") not in (None, *Signature.TYPES):
+        refuse(f"A signature of type {value['subtask_type']!r}", "only those of Celery are known")
+    sig = maybe_signature(value)
+    if type(sig) not in _KNOWN:
+        refuse(f"A signature of class {type(sig).__qualname__}", "only those of Celery are known")
+    return sig
 
 
 def durable(name: str) -> str:
@@ -83,25 +132,25 @@ def durable(name: str) -> str:
     return name
 
 
-def _inside(part: Any) -> list[Any]:
+def _inside(sig: Any) -> list[Any]:
     """Return the tasks of a chain or a group, or the header of a chord."""
-    found = part["kwargs"].get("tasks", part["kwargs"].get("header"))
-    return _inside(found) if isinstance(found, group) else list(found or ())
+    tasks = sig["kwargs"].get("tasks", sig["kwargs"].get("header"))
+    return _inside(tasks) if isinstance(tasks, group) else list(tasks or ())
 
 
-def _no_options(part: Any, what: str) -> None:
-    for option, value in part["options"].items():
+def _no_options(sig: Any, what: str) -> None:
+    for option, value in sig["options"].items():
         if value is not None:
             refuse(f"{option}={value!r} on {what}", "Celery forgets it; set it on the tasks")
 
 
-def steps_of(part: Any) -> list[Any]:
+def steps_of(sig: Any) -> list[Any]:
     """Return the steps of a chain as Celery prepares them.
 
     Inner chains are spliced, a group of one task is replaced by the task, an empty group is
     removed, and a group with a step after it is a chord with that step as its body.
     """
-    spliced = list(_spliced(part))
+    spliced = list(_spliced(sig))
     steps: list[Any] = []
     for step in reversed(
         [step for step in spliced if step["task"] != GROUP or _inside(step)] or spliced[-1:]
@@ -114,9 +163,9 @@ def steps_of(part: Any) -> list[Any]:
     return steps[::-1]
 
 
-def _spliced(part: Any) -> Iterator[Any]:
-    for given in _inside(part):
-        step = signature(given)
+def _spliced(sig: Any) -> Iterator[Any]:
+    for member in _inside(sig):
+        step = signature(member)
         while step["task"] == GROUP and len(_inside(step)) == 1:
             _no_options(step, "a group of one inside a chain")
             step = signature(_inside(step)[0])
@@ -127,39 +176,39 @@ def _spliced(part: Any) -> Iterator[Any]:
             yield step
 
 
-def members_of(part: Any) -> list[Any]:
+def members_of(sig: Any) -> list[Any]:
     """Return the members of a group; those of an inner group are in reverse order, as Celery passes
     their results.
     """
-    members, rest = [], deque(_inside(part))
-    while rest:
-        member = signature(rest.popleft())
+    members, remaining = [], deque(_inside(sig))
+    while remaining:
+        member = signature(remaining.popleft())
         if member["task"] == GROUP:
             _no_options(member, "a group inside a group")
-            rest.extendleft(_inside(member))
+            remaining.extendleft(_inside(member))
         elif member["task"] != CHAIN or _inside(member):
             members.append(member)
     return members
 
 
-def check_handed_on(part: Any) -> None:
+def check_handed_on(sig: Any) -> None:
     """Refuse chunks whose results are used: the results of one task would not be equal after JSON
     encoding.
     """
-    if part["task"] == CHUNKS:
+    if sig["task"] == CHUNKS:
         refuse(
             "chunks in a header, or with a task after them",
             "Celery loses their results; write chunks(...).group()",
         )
 
 
-def check_followed(part: Any) -> None:
+def check_followed(sig: Any) -> None:
     """Refuse parts to which Celery cannot append others in a chain."""
-    check_handed_on(part)
-    inner = part
+    check_handed_on(sig)
+    inner = sig
     while inner["task"] == CHORD and inner["kwargs"].get("body") is not None:
         inner = signature(inner["kwargs"]["body"])
-    if part["task"] == CHORD and inner["task"] == GROUP:
+    if sig["task"] == CHORD and inner["task"] == GROUP:
         refuse(
             "A chord whose body is a group, with a chord after it in a chain",
             "Celery would run that chord once for each member; put a task between them",
@@ -174,62 +223,62 @@ def callbacks_of(options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 def distinct(signatures: Iterable[Any]) -> list[Any]:
     """Return the distinct callbacks, as Celery's link_error() stores them."""
-    found: list[Any] = []
+    result: list[Any] = []
     for signature in signatures:
-        if signature not in found:
-            found.append(signature)
-    return found
+        if signature not in result:
+            result.append(signature)
+    return result
 
 
-def linked(part: Any, link: Any) -> Any:
+def linked(sig: Any, link: Any) -> Any:
     """Return a part with a callback. Unlike its own ``link()``, this does not change the caller's
     canvas.
     """
-    copy = part.clone()
-    if part["task"] == GROUP and _inside(part):
-        first, *others = map(signature, _inside(part))
+    copy = sig.clone()
+    if sig["task"] == GROUP and _inside(sig):
+        first, *members = map(signature, _inside(sig))
         copy["kwargs"]["tasks"] = [
             linked(first, signature(link).clone().set(immutable=True)),
-            *others,
+            *members,
         ]
-    elif part["task"] == CHORD:
-        copy["kwargs"]["body"] = linked(signature(part["kwargs"]["body"]), link)
+    elif sig["task"] == CHORD:
+        copy["kwargs"]["body"] = linked(signature(sig["kwargs"]["body"]), link)
     else:
         copy.link(link)
     return copy
 
 
-def guarded(part: Any, errbacks: Sequence[Any]) -> Any:
+def guarded(sig: Any, errbacks: Sequence[Any]) -> Any:
     """Return a part with the errbacks of the part that contains it.
 
     The header of a chord gets them only if ``task_allow_error_cb_on_chord_header`` is set.
     """
     if not errbacks:
-        return part
-    copy = part.clone()
-    if part["task"] == GROUP and "link_error" not in part["options"]:
-        copy["kwargs"]["tasks"] = [guarded(signature(member), errbacks) for member in _inside(part)]
-    elif part["task"] == CHORD:
-        if part.app.conf.task_allow_error_cb_on_chord_header:
+        return sig
+    copy = sig.clone()
+    if sig["task"] == GROUP and "link_error" not in sig["options"]:
+        copy["kwargs"]["tasks"] = [guarded(signature(member), errbacks) for member in _inside(sig)]
+    elif sig["task"] == CHORD:
+        if sig.app.conf.task_allow_error_cb_on_chord_header:
             copy["kwargs"]["header"] = [
-                guarded(signature(member), errbacks) for member in _inside(part)
+                guarded(signature(member), errbacks) for member in _inside(sig)
             ]
-        copy["kwargs"]["body"] = guarded(signature(part["kwargs"]["body"]), errbacks)
+        copy["kwargs"]["body"] = guarded(signature(sig["kwargs"]["body"]), errbacks)
     else:
         copy.extend_list_option("link_error", errbacks)
     return copy
 
 
-def check_errback(part: Any) -> None:
+def check_errback(sig: Any) -> None:
     """Refuse an errback that Celery would call with (request, exc, traceback), by the rule of its
     backends.
     """
-    header = part.type.__header__
-    if part["immutable"] or isinstance(header, partial):
+    header = sig.type.__header__
+    if sig["immutable"] or isinstance(header, partial):
         return
-    if arity_greater(partial(header, *part["args"], **part["kwargs"]), 1):
+    if arity_greater(partial(header, *sig["args"], **sig["kwargs"]), 1):
         refuse(
-            f"The errback {part['task']!r}",
+            f"The errback {sig['task']!r}",
             "it takes more than the id of the failed task, so Celery would call it with (request,"
             " exc, traceback), which no row can keep; let it take the id only, or bind it",
         )
@@ -240,12 +289,11 @@ def row_options(name: str, options: Mapping[str, Any], *, waits: bool) -> dict[s
     name of an option.
     """
     kept = {option: value for option, value in options.items() if value is not None}
+    names = {*_KEPT, *_KEPT_OF_USING, *_WITHOUT_MEANING}
     for option in sorted(kept, key=lambda option: option not in _REMEDIES):
-        if option not in (*_KEPT, *_WITHOUT_MEANING):
-            refuse(
-                f"{option}={kept[option]!r} on {name}",
-                _REMEDIES.get(option, "a row has nothing like it"),
-            )
+        if option not in names:
+            no_such = f"a durable task has no such option. {hint(option, names)}".rstrip(". ")
+            refuse(f"{option}={kept[option]!r} on {name}", _REMEDIES.get(option, no_such))
     for option in ("countdown", "expires") if waits else ():
         if kept.get(option) and isinstance(kept[option], int | float | timedelta):
             refuse(
@@ -253,7 +301,11 @@ def row_options(name: str, options: Mapping[str, Any], *, waits: bool) -> dict[s
                 "it counts from the moment when Celery sends the task, which waits for others; give"
                 " a date",
             )
-    return calls.translated({option: kept[option] for option in _KEPT if option in kept})
+    of_using = {option: kept[option] for option in sorted(_KEPT_OF_USING & kept.keys())}
+    return {
+        **of_using,
+        **calls.translated({option: kept[option] for option in _KEPT if option in kept}),
+    }
 
 
 # Converts Celery's canvas to a workflow: edges and references give each task the arguments that
@@ -318,18 +370,18 @@ class _Translation:
             **dict.fromkeys(MAPS, self._map),
         }
 
-    def lay(self, given: Any, before: _Flow, around: _Around) -> _Flow:
+    def lay(self, value: Any, before: _Flow, around: _Around) -> _Flow:
         """Add a part after its predecessors."""
-        part = signature(given)
-        return self._ways.get(part["task"], self._call)(part, before, around)
+        sig = signature(value)
+        return self._ways.get(sig["task"], self._call)(sig, before, around)
 
     # One task -------------------------------------------------------------------------------------
 
-    def _call(self, part: Any, before: _Flow, around: _Around, **own: Any) -> _Flow:
-        name, options = durable(part["task"]), {**part["options"], **around.options}
+    def _call(self, sig: Any, before: _Flow, around: _Around, **defaults: Any) -> _Flow:
+        name, options = durable(sig["task"]), {**sig["options"], **around.options}
         links, errbacks = callbacks_of(options)
-        kept = {**own, **row_options(name, options, waits=bool(before.waits))}
-        step = self._add(part, kept, before.args, after=before.waits)
+        kept = {**defaults, **row_options(name, options, waits=bool(before.waits))}
+        step = self._add(sig, kept, before.args, after=before.waits)
         for link in links:
             self.lay(link, _Flow((step.result,), (step,)), _Around())
         for errback in distinct(errbacks):
@@ -337,72 +389,78 @@ class _Translation:
         return _Flow((step.result,), (step,), (step,))
 
     def _add(
-        self, part: Any, options: Mapping[str, Any], args: tuple[Any, ...], **edges: Any
+        self, sig: Any, options: Mapping[str, Any], args: tuple[Any, ...], **edges: Any
     ) -> Step:
-        using = calls.of(part["task"]).using(**options)
-        args = tuple(part["args"]) if part["immutable"] else (*args, *part["args"])
-        step = self._builder.add_call(using, args, part["kwargs"], **edges)
+        using = calls.of(sig["task"]).using(**options)
+        args = tuple(sig["args"]) if sig["immutable"] else (*args, *sig["args"])
+        step = self._builder.add_call(using, args, sig["kwargs"], **edges)
         self._queues[step] = using.options.queue or using.registered.options.queue
         return step
 
-    def _errback(self, given: Any, step: Step, header: Sequence[Step]) -> None:
+    def _errback(self, value: Any, step: Step, header: Sequence[Step]) -> None:
         """Call it with the id of the failed task; for a chord's body also if the header fails, with
         the body's id.
         """
-        part = signature(given)
-        if part["task"] in self._ways:
+        sig = signature(value)
+        if sig["task"] in self._ways:
             refuse(
-                f"An errback that is a {part['task']}",
+                f"An errback that is a {sig['task']}",
                 "Celery calls tasks only; start a workflow in the errback",
             )
-        name, options = durable(part["task"]), dict(part["options"])
-        check_errback(part)
+        name, options = durable(sig["task"]), dict(sig["options"])
+        check_errback(sig)
         links, errbacks = callbacks_of(options)
         after = dict.fromkeys([step, *header], DependencyType.MUST_FAIL.value)
         called = self._add(
-            part, row_options(name, options, waits=True), (step.id,), after=after, join="ANY"
+            sig, row_options(name, options, waits=True), (step.id,), after=after, join="ANY"
         )
         for link in links:
             self.lay(link, _Flow((called.result,), (called,)), _Around())
         for errback in distinct(errbacks):
             self._errback(errback, called, ())
 
-    def _map(self, part: Any, before: _Flow, around: _Around) -> _Flow:
-        mapped = signature(part["kwargs"]["task"])
+    def _map(self, sig: Any, before: _Flow, around: _Around) -> _Flow:
+        mapped = signature(sig["kwargs"]["task"])
         if mapped["args"] or mapped["kwargs"] or mapped["options"]:
             refuse(
-                f"{part['task']} of {mapped!r}",
+                f"{sig['task']} of {mapped!r}",
                 "Celery drops arguments and options of the task; put them elsewhere",
             )
-        known = registry.get(durable(mapped["task"])).options
+        registered = registry.get(durable(mapped["task"]))
+        target, items = registered.options, list(sig["kwargs"]["it"])
+        if registered.types is not None:
+            is_spread = MAPS[sig["task"]] == STARMAP
+            for index, item in enumerate(items):
+                args, _ = registered.types.to_json(target.name, item if is_spread else [item], {})
+                items[index] = list(args) if is_spread else args[0]
         call = Signature(
-            MAPS[part["task"]],
-            kwargs={"task": known.name, "it": list(part["kwargs"]["it"])},
+            MAPS[sig["task"]],
+            kwargs={"task": target.name, "it": items},
             immutable=True,
-            options=part["options"],
+            options=sig["options"],
         )
         return self._call(
             call,
             before,
             around,
-            queue=known.queue,
-            priority=known.priority,
-            max_attempts=known.max_attempts,
-            max_crashes=known.max_crashes,
-            on_orphan=known.on_orphan,
+            queue=target.queue,
+            priority=target.priority,
+            max_attempts=target.max_attempts,
+            max_crashes=target.max_crashes,
+            on_orphan=target.on_orphan,
         )
 
     # Many tasks -----------------------------------------------------------------------------------
 
-    def _chain(self, part: Any, before: _Flow, around: _Around) -> _Flow:
-        if part["immutable"] or part["args"]:
+    def _chain(self, sig: Any, before: _Flow, around: _Around) -> _Flow:
+        if sig["immutable"] or sig["args"]:
             refuse(
                 "A chain that is immutable or has arguments",
                 "Celery forgets both; give them to its first task",
             )
-        options = {**part["options"], **around.options}
+        options = {**sig["options"], **around.options}
         links, errbacks = callbacks_of(options)
-        steps = [guarded(step, errbacks) for step in steps_of(part)]
+        steps = [guarded(step, errbacks) for step in steps_of(sig)]
         if links and steps:
             steps[-1] = steps[-1].clone()
             steps[-1].extend_list_option("link", links)
@@ -416,13 +474,13 @@ class _Translation:
             tasks += flow.tasks
         return _Flow(flow.args, flow.waits, tuple(tasks))
 
-    def _group(self, part: Any, before: _Flow, around: _Around) -> _Flow:
-        if part["args"]:
+    def _group(self, sig: Any, before: _Flow, around: _Around) -> _Flow:
+        if sig["args"]:
             refuse(
                 "A group with arguments of its own", "Celery drops them; give them to its members"
             )
         return self._all(
-            members_of(part), before, _Around({**part["options"], **around.options}, around.header)
+            members_of(sig), before, _Around({**sig["options"], **around.options}, around.header)
         )
 
     def _all(self, members: Sequence[Any], before: _Flow, around: _Around) -> _Flow:
@@ -444,29 +502,29 @@ class _Translation:
         join = calls.of(END).using(queue=self._queues[waits[0]])
         return _Flow(before.args, (self._builder.add_call(join, after=waits),), before.tasks)
 
-    def _chord(self, part: Any, before: _Flow, around: _Around) -> _Flow:
-        if part["kwargs"].get("kwargs"):
+    def _chord(self, sig: Any, before: _Flow, around: _Around) -> _Flow:
+        if sig["kwargs"].get("kwargs"):
             refuse("chord(kwargs=...)", "give the keywords to the members of its header")
-        if part["kwargs"].get("body") is None:
+        if sig["kwargs"].get("body") is None:
             refuse("A chord without a body", "use a group")
-        options = {**part["options"], **around.options}
+        options = {**sig["options"], **around.options}
         links, errbacks = callbacks_of(options)
-        body = guarded(signature(part["kwargs"]["body"]), errbacks)
+        body = guarded(signature(sig["kwargs"]["body"]), errbacks)
         for link in links:
             body = linked(body, link)
-        members = members_of(part)
+        members = members_of(sig)
         for member in members:
             check_handed_on(member)
-        given = tuple(part["args"]) if part["immutable"] else (*before.args, *part["args"])
-        head = self._all(members, _Flow(given, before.waits), _Around(options))
+        args = tuple(sig["args"]) if sig["immutable"] else (*before.args, *sig["args"])
+        head = self._all(members, _Flow(args, before.waits), _Around(options))
         later = {
             option: value for option, value in options.items() if option not in ("countdown", "eta")
         }
         tail = self.lay(body, head, _Around(later, head.tasks))
         return _Flow(tail.args, tail.waits, (*head.tasks, *tail.tasks))
 
-    def _chunks(self, part: Any, before: _Flow, around: _Around) -> _Flow:
-        if part["options"]:
+    def _chunks(self, sig: Any, before: _Flow, around: _Around) -> _Flow:
+        if sig["options"]:
             refuse("chunks with options", "Celery drops them; set them on .group()")
-        task, items, size = (part["kwargs"][name] for name in ("task", "it", "n"))
+        task, items, size = (sig["kwargs"][name] for name in ("task", "it", "n"))
         return self.lay(chunks(signature(task), items, size).group(), before, around)

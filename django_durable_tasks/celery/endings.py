@@ -28,6 +28,7 @@ from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.result import described
 from django_durable_tasks.choices import TERMINAL
 from django_durable_tasks.conf import InvalidSetting
+from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.dependencies.resolve import ResolveResult
 from django_durable_tasks.exceptions import (
@@ -38,6 +39,7 @@ from django_durable_tasks.exceptions import (
     InvalidOption,
     InvalidReference,
     ResultTooLarge,
+    RunInterrupted,
     UnserializableResult,
 )
 from django_durable_tasks.masking import ERROR_MAX_BYTES, masked_excerpt, shortened
@@ -89,7 +91,8 @@ def outcome_of(error: BaseException, options: TaskOptions) -> Outcome:
     """Return the outcome of a run that ended with this exception."""
     kind, retryable, delay, cause = _kind_of(error, options)
     try:
-        lines = "".join(traceback.format_exception(error))
+        is_fault = not isinstance(error, RunInterrupted)
+        lines = "".join(traceback.format_exception(error)) if is_fault else ""
     except Exception:  # noqa: BLE001 - formatting calls the exception's own code
         lines = text_of(error)
     return Outcome(
@@ -113,6 +116,8 @@ def _kind_of(
         case celery_exceptions.Retry():
             cause = error.exc if isinstance(error.exc, BaseException) else error
             return EndingKind.RETRY_ASKED, True, _wait(error.when), cause
+        case RunInterrupted():
+            return EndingKind.POSTPONED, True, 0.0, error
         case EncryptionError():
             return EndingKind.POSTPONED, True, _WAIT_FOR_KEY, error
         case celery_exceptions.Ignore():
@@ -199,8 +204,8 @@ OPTIONS = frozenset(
 _OF_A_RETRY = frozenset({"countdown", "max_retries"})
 
 
-def with_those_of_base(base: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``given`` with the retry options that are attributes of a class. Those of the
+def with_those_of_base(base: type, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``declared`` with the retry options that are attributes of a class. Those of the
     decorator take precedence.
     """
     options: dict[str, Any] = {}
@@ -208,20 +213,20 @@ def with_those_of_base(base: type, given: Mapping[str, Any]) -> dict[str, Any]:
         owner = next((kind for kind in base.__mro__ if option in vars(kind)), CeleryTask)
         if owner is not CeleryTask:
             options[option] = getattr(base, option)
-    if "max_attempts" in given:
+    if "max_attempts" in declared:
         options.pop("max_retries", None)
-    return {**options, **given}
+    return {**options, **declared}
 
 
-def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Celery's options in ``given`` as options of this package; raises InvalidOption."""
-    if OPTIONS.isdisjoint(given):
+def implied_retries(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Celery's options in ``declared`` as options of this package; raises InvalidOption."""
+    if OPTIONS.isdisjoint(declared):
         return {}
-    if "max_retries" in given and "max_attempts" in given:
+    if "max_retries" in declared and "max_attempts" in declared:
         raise InvalidOption(
-            f"max_retries={given['max_retries']!r} and max_attempts=...: give one of them."
+            f"max_retries={declared['max_retries']!r} and max_attempts=...: give one of them."
         )
-    retry_kwargs = given.get("retry_kwargs") or {}
+    retry_kwargs = declared.get("retry_kwargs") or {}
     for option in retry_kwargs:
         if option not in _OF_A_RETRY:
             raise InvalidOption(
@@ -229,15 +234,17 @@ def implied_retries(given: Mapping[str, Any]) -> dict[str, Any]:
                 f" {' and '.join(sorted(_OF_A_RETRY))} there."
             )
     options: dict[str, Any] = {}
-    if "max_attempts" not in given:
-        limit = retry_kwargs.get("max_retries", given.get("max_retries", CeleryTask.max_retries))
+    if "max_attempts" not in declared:
+        limit = retry_kwargs.get("max_retries", declared.get("max_retries", CeleryTask.max_retries))
         is_number = isinstance(limit, int) and not isinstance(limit, bool)
         if limit is not None and not (is_number and 0 <= limit < ATTEMPTS_MAX):
             raise InvalidOption.of(
                 "max_retries", limit, f"give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
             )
         options["max_attempts"] = _attempts(limit)
-    if "retry_for" not in given and (given.get("autoretry_for") or "max_attempts" not in given):
+    if "retry_for" not in declared and (
+        declared.get("autoretry_for") or "max_attempts" not in declared
+    ):
         options["retry_for"] = ()
     return options
 
@@ -246,14 +253,16 @@ def _attempts(max_retries: int | None) -> int:
     return ATTEMPTS_MAX if max_retries is None else min(max_retries + 1, ATTEMPTS_MAX)
 
 
-def celery_options(given: Mapping[str, Any], options: TaskOptions) -> dict[str, Any]:
+def celery_options(declared: Mapping[str, Any], options: TaskOptions) -> dict[str, Any]:
     """Return the attributes of Celery's task class that ``self.retry()`` uses. A delay of None
     means that the row's policy decides.
     """
-    attributes: dict[str, Any] = {"max_retries": given.get("max_retries", CeleryTask.max_retries)}
+    attributes: dict[str, Any] = {
+        "max_retries": declared.get("max_retries", CeleryTask.max_retries)
+    }
     if options.limits_retries:
         attributes["max_retries"] = options.max_attempts - 1
-    delay = given.get("default_retry_delay")
+    delay = declared.get("default_retry_delay")
     if delay is not None:
         attributes["default_retry_delay"] = seconds("default_retry_delay", delay)
     elif options.spaces_retries:
@@ -484,8 +493,8 @@ def hand_over(ended: Sequence[LiveRun]) -> None:
             ports.publish(messages)
     except Exception:
         logger.warning(
-            "The capacity of %d runs was not handed over; a scheduler releases it.",
-            len(runs),
+            "The capacity of %s was not handed over; a scheduler releases it.",
+            counted(len(runs), "run"),
             exc_info=True,
             extra={"task_id": str(runs[0].task_id)},
         )
@@ -493,7 +502,9 @@ def hand_over(ended: Sequence[LiveRun]) -> None:
 
 def outcome_for(live: LiveRun, error: BaseException, options: TaskOptions) -> Outcome:
     """Return how this exception ends this run, with the limit that its ``self.retry()`` set."""
-    return replace(outcome_of(error, options), max_attempts=live.max_attempts)
+    outcome = outcome_of(error, options)
+    retryable = outcome.retryable and not live.gives_up
+    return replace(outcome, max_attempts=live.max_attempts, retryable=retryable)
 
 
 def write_ending(
@@ -525,7 +536,7 @@ def connection_of(live: LiveRun) -> Iterator[None]:
             yield
         return
     connection = connections[conf.settings().DATABASE]
-    if connection.errors_occurred:
+    if connection.errors_occurred and not connection.in_atomic_block:
         connection.close_if_unusable_or_obsolete()
     yield
 
@@ -600,7 +611,10 @@ def report(live: LiveRun, outcome: Outcome) -> None:
     """Log how a run ended."""
     run, verdict = live.run, live.verdict
     status = str(verdict.log) if verdict else "FENCED"
-    level = logging.INFO if status in ("SUCCESS", "CANCELLED") else logging.WARNING
+    is_expected = (
+        status in ("SUCCESS", "CANCELLED") or outcome.error_type == RunInterrupted.__name__
+    )
+    level = logging.INFO if is_expected else logging.WARNING
     if not logger.isEnabledFor(level):
         return
     details = {

@@ -176,9 +176,9 @@ class Channel(filesystem.Channel):
             payload: dict[str, Any] = loads(file.read())
         # Built once for the proof: what kombu cannot build later would end the worker's loop.
         message = self.Message(payload, channel=self)
-        parts = message.headers, message.properties, message.delivery_info
+        mappings = message.headers, message.properties, message.delivery_info
         if not isinstance(message.delivery_tag, str) or not all(
-            isinstance(part, dict) for part in parts
+            isinstance(mapping, dict) for mapping in mappings
         ):
             raise TypeError("not a message")
         return payload
@@ -230,7 +230,7 @@ class Channel(filesystem.Channel):
             return False
 
     def _binding_file(self, exchange: str, *binding: str | None) -> tuple[str, bytes]:
-        content = dumps([part or "" for part in binding]).encode()
+        content = dumps([name or "" for name in binding]).encode()
         return (
             f"{self._exchange_folder(exchange)}/{hashlib.sha256(content).hexdigest()}{BINDING}",
             content,
@@ -249,8 +249,8 @@ class Channel(filesystem.Channel):
         table = {}
         for name in _names(folder, BINDING):
             # A binding's name is the hash of its content, so what was read once stays true. One
-            # that vanished, or that
-            # a power cut emptied, does not count until its declarer writes it again.
+            # that vanished, or that a power cut emptied, does not count until its declarer writes
+            # it again.
             with suppress(FileNotFoundError, TypeError, ValueError):
                 table[name] = known.get(name) or _read_binding(f"{folder}/{name}")
         self._bindings[exchange] = table

@@ -37,6 +37,7 @@ from django_durable_tasks.exceptions import (
     EndingNotRecorded,
     IsolationTooStrict,
     RunCancelled,
+    RunInterrupted,
     UnserializableResult,
 )
 from django_durable_tasks.states.machine import EndingKind
@@ -145,21 +146,21 @@ def wrap_call(owner: Any, base: Any) -> None:
 
 def _with_row(hook: Callable[..., Any], place: int) -> Callable[..., Any]:
     @wraps(hook)
-    def call(self: Any, *given: Any) -> Any:
+    def call(self: Any, *args: Any) -> Any:
         live = (
-            process_runs.find(given[place])
-            if len(given) > place and isinstance(given[place], str)
+            process_runs.find(args[place])
+            if len(args) > place and isinstance(args[place], str)
             else None
         )
         if live is not None:
-            given = (
-                *given[:place],
+            args = (
+                *args[:place],
                 str(live.run.task_id),
                 live.args,
                 live.kwargs,
-                *given[place + 3 :],
+                *args[place + 3 :],
             )
-        return hook(self, *given)
+        return hook(self, *args)
 
     return call
 
@@ -310,8 +311,15 @@ def _is_cancelled(taken: TakenRun, lease: float) -> bool:
 
 
 def _live(run: Run, options: TaskOptions, lease: float, worker: str, *, eager: bool) -> LiveRun:
-    timeout, lease = run.options.get("timeout", options.timeout), run.options.get("lease", lease)
-    return LiveRun(run, lease=lease, timeout=timeout, worker=worker, eager=eager)
+    of_call = run.options
+    return LiveRun(
+        run,
+        lease=of_call.get("lease", lease),
+        timeout=of_call.get("timeout", options.timeout),
+        soft_timeout=of_call.get("soft_timeout", options.soft_timeout),
+        worker=worker,
+        eager=eager,
+    )
 
 
 def _start(task: Any, envelope: Envelope, place: RunLocation, eager: bool) -> Run | Refusal:
@@ -400,6 +408,9 @@ def call_function(task: Any, live: LiveRun, before: Mapping[str, int] | None = N
                 live.run.tenant_id,
                 hides_secrets=live.run.options[REFERS] == MASKED,
             )
+    registered = registry.find(live.run.name)
+    if registered is not None and registered.types is not None:
+        args, kwargs = registered.types.from_json(live.run.name, args, kwargs)
     live.args, live.kwargs = args, kwargs
     atomic, alias = task.durable_options.atomic, conf.settings().DATABASE
     if before is None:
@@ -409,8 +420,10 @@ def call_function(task: Any, live: LiveRun, before: Mapping[str, int] | None = N
     live.called = True
 
     def decide(value: Any) -> None:
-        left = _roll_back_left(task.name, before)
-        if atomic and alias in left:
+        if live.position is not None:
+            live.position.finish()
+        open_blocks = _roll_back_left(task.name, before)
+        if atomic and alias in open_blocks:
             raise connections.left_open(task.name)
         if live.requested_retry is not None:
             raise live.requested_retry
@@ -420,11 +433,15 @@ def call_function(task: Any, live: LiveRun, before: Mapping[str, int] | None = N
         of_message = _show_task(request, live)
         try:
             task.before_start(request.id, live.args, live.kwargs)
-            values.append(task.call_function(request, live.args, live.kwargs))
+            with connections.savepoint_of_test() if live.eager else nullcontext():
+                live.blocks_before = connections.open_blocks() if live.eager else before
+                values.append(task.call_function(request, live.args, live.kwargs))
         finally:
             request.update(of_message)
         decide(values[0])
     except BaseException as error:
+        if live.position is not None:
+            live.position.abandon(error)
         if not values:
             _roll_back_left(task.name, before)
             raise
@@ -533,7 +550,7 @@ def closed_by(task: Any, live: LiveRun, error: BaseException) -> Any:
         # Its arguments could not be read, or its transaction not be opened.
         outcome = replace(outcome, kind=EndingKind.POSTPONED, delay=_WAIT_FOR_DATABASE)
     verdict = endings.close(live, outcome)
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception | RunInterrupted):
         return error
     if verdict is None or verdict.status == Status.CANCELLED:
         return Ignore("The run was cancelled, or the task has another epoch.")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import kombu
 from celery import _state, current_app
 from celery.exceptions import ImproperlyConfigured
 from django.core.exceptions import ImproperlyConfigured as DjangoImproperlyConfigured
+from django.utils import autoreload
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import filesystem
@@ -140,6 +143,19 @@ class _Tasks:
     loaded_by: Any = None
 
 
+def _reload_when_corrected(error: Exception) -> None:
+    """Let the reloader of the development server watch the files that the error passed through.
+
+    It watches imported modules, and a module that raised is none. Django adds the file of an error
+    that ends a command, but a system check reports this one instead.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        files.append(error.filename)
+    watched: list[str] = autoreload._error_files  # type: ignore[attr-defined] # not in the stubs
+    watched += [name for name in files if Path(name).is_file()]
+
+
 def load_tasks() -> str | None:
     """Import the task modules as a worker does, so that the registry is complete. Return the error,
     or None.
@@ -160,6 +176,7 @@ def load_tasks() -> str | None:
             app.loader.import_default_modules()
         _Tasks.loaded_by = app
     except Exception as error:  # noqa: BLE001 - a module may raise anything; the caller reports it
+        _reload_when_corrected(error)
         return f"{type(error).__name__}: {error}"
     finally:
         _Tasks.lock.release()
@@ -280,7 +297,7 @@ def differing() -> tuple[NamedZone, NamedZone] | None:
     """Return the default zone and the other setting if it names another one; None if they agree."""
     first = default_zone()
     return next(
-        ((first, other) for other in _named() if _canonical(other.name) != _canonical(first.name)),
+        ((first, zone) for zone in _named() if _canonical(zone.name) != _canonical(first.name)),
         None,
     )
 

@@ -11,8 +11,9 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from billiard import current_process
@@ -20,7 +21,9 @@ from celery import current_app
 from django.db import DataError, Error, IntegrityError
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.celery.positions import Iteration, Position
 from django_durable_tasks.choices import Status
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import Task, Tenant
@@ -127,19 +130,21 @@ class LeaseHeartbeat:
             for live in runs.values()
         ]
         try:
-            with dedicated_connection():
+            with dedicated_connection(at_once=True):
                 renewed = attempts.heartbeat(beats)
-                left = [beat for beat in beats if beat[2] not in renewed]
-                locked = attempts.still_owned(left) if left else set()
+                unrenewed = [beat for beat in beats if beat[2] not in renewed]
+                locked = attempts.still_owned(unrenewed) if unrenewed else set()
         except Error as error:
             logger.warning(
-                "Could not renew the leases of %d runs: %s", len(runs), type(error).__name__
+                "Could not renew the leases of %s: %s",
+                counted(len(runs), "run"),
+                type(error).__name__,
             )
             return runs
         if locked:
             logger.info(
-                "Could not renew the leases of %d runs because their rows are locked. Retrying.",
-                len(locked),
+                "Could not renew the leases of %s because rows are locked. Retrying.",
+                counted(len(locked), "run"),
             )
         for key, live in runs.items():
             if key in renewed:
@@ -147,6 +152,7 @@ class LeaseHeartbeat:
             elif key not in locked and self.renews(live):
                 live.lost = True
                 self.remove(live)
+            live.interrupt_if_ended()
         return {key: live for key, live in runs.items() if key in locked}
 
     def _write_progress(self, lives: Sequence[LiveRun]) -> None:
@@ -170,7 +176,7 @@ class LeaseHeartbeat:
     def _wrote(self, reports: Sequence[tuple[LiveRun, str]]) -> bool:
         """Write these reports together; return whether there was no error."""
         try:
-            with dedicated_connection():
+            with dedicated_connection(at_once=True):
                 written = attempts.write_progress(
                     [
                         (live.run.task_id, live.run.epoch, live.run.run_id, text)
@@ -178,8 +184,8 @@ class LeaseHeartbeat:
                     ]
                 )
         except Exception as error:  # noqa: BLE001 - it must not end the heartbeat
-            ((live, text), *others) = reports
-            if not others:
+            ((live, text), *other_reports) = reports
+            if not other_reports:
                 refused = isinstance(error, DataError | IntegrityError)
                 live.written_progress = text if refused else live.written_progress
                 logger.warning(
@@ -209,10 +215,17 @@ class LiveRun:
     """A run in progress. Times are seconds of the monotonic clock."""
 
     def __init__(
-        self, run: Run, *, lease: float, timeout: float | None, worker: str, eager: bool
+        self,
+        run: Run,
+        *,
+        lease: float,
+        timeout: float | None,
+        worker: str,
+        eager: bool,
+        soft_timeout: float | None = None,
     ) -> None:
         self.run, self.worker, self.eager = run, worker, eager
-        self.lease, self.timeout = lease, timeout
+        self.lease, self.timeout, self.soft_timeout = lease, timeout, soft_timeout
         self.began = self.renewed = time.monotonic()
         # Read now, so that nothing has to be read between the return of the function and the
         # record of its ending.
@@ -222,8 +235,12 @@ class LiveRun:
         self.cancel_requested = self.lost = False
         self.progress: str | None = None
         """What the function reported last, as JSON. It was checked and encoded at the report."""
+        self.reports_progress = False
+        """Whether the function has reported it. Otherwise its steps do."""
         self.written_progress: str | None = None
         """What a heartbeat has written of it, or the database refused."""
+        self.interrupt: Callable[[BaseException], object] | None = None
+        """Ends the function with this exception, if it is a coroutine."""
         self.called = False
         """Whether the function, or a hook before it, was called."""
         self.success: Success | None = None
@@ -237,8 +254,14 @@ class LiveRun:
         self.kwargs: dict[str, Any] = {}
         self.max_attempts: int | None = None
         """The limit that ``self.retry(max_retries=…)`` set."""
+        self.gives_up = False
+        """Whether the next error ends the task without a retry."""
         self.requested_retry: BaseException | None = None
         """The exception of ``self.retry(throw=False)``, raised when the function returns."""
+        self.position: Position | None = None
+        """How far the task has come, if the function has asked."""
+        self.blocks_before: Mapping[str, int] = {}
+        """How many ``atomic`` blocks were open on each connection when the function was called."""
 
     @property
     def out_of_time(self) -> bool:
@@ -251,13 +274,46 @@ class LiveRun:
             and time.monotonic() - self.began > self.timeout
         )
 
+    def interrupt_if_ended(self) -> None:
+        """Interrupt the function, if it can be, when it was cancelled or has lost its task."""
+        interrupt = self.interrupt
+        if interrupt is not None and (self.lost or self.cancel_requested):
+            interrupt(RunLost() if self.lost else RunCancelled())
+
     @property
     def lease_may_be_over(self) -> bool:
         """Whether no renewal has succeeded for the lease minus one heartbeat interval.
 
-        Another worker may have started the task since.
+        Another worker may have started the task since. An eager run has no heartbeat.
         """
-        return time.monotonic() - self.renewed > self.lease - conf.settings().HEARTBEAT
+        is_late = time.monotonic() - self.renewed > self.lease - conf.settings().HEARTBEAT
+        return is_late and not self.eager
+
+    def report(self, progress: str | None) -> None:
+        """Let the next heartbeat write what the function reports (JSON), and not its steps."""
+        self.progress, self.reports_progress = progress, True
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the worker is shutting down, so that the run should stop where it can."""
+        return process_runs.are_stopping and not self.eager
+
+    def check(self, *, is_guarded: bool = False) -> None:
+        """Raise RunCancelled, RunLost or RunOutOfTime if the function should stop.
+
+        ``is_guarded``: a write that requires the lease follows, so that it is not estimated.
+        """
+        if self.lost:
+            raise RunLost
+        if self.cancel_requested:
+            raise RunCancelled
+        if self.out_of_time:
+            raise RunOutOfTime(f"The run is over its time limit of {self.timeout:g} s.")
+        if self.lease_may_be_over and not is_guarded:
+            raise RunLost(
+                "No heartbeat reached the database for almost a lease: another run may have taken"
+                " over."
+            )
 
     def succeed(self, value: object, outcome: Outcome) -> None:
         """Decide the success of the run. Its follow-ups are the returned and the added tasks."""
@@ -279,8 +335,8 @@ class LiveRun:
         return self.verdict is not None and self.verdict.status == Status.SUCCESS
 
 
-class _OfThread(threading.local):
-    live: LiveRun | None = None
+_current: ContextVar[LiveRun | None] = ContextVar("durable_tasks_run", default=None)
+"""The run whose function this thread or coroutine executes."""
 
 
 _STARTS = "dQ"
@@ -298,7 +354,6 @@ class LiveRuns:
     def __init__(self) -> None:
         self.leases = LeaseHeartbeat()
         self._by_celery_id: dict[str, LiveRun] = {}
-        self._of_thread = _OfThread()
         self._place: int | None = None
         """Where in the shared memory this process writes what has returned."""
         self.share_last_start()
@@ -309,21 +364,21 @@ class LiveRuns:
         self._by_celery_id.clear()
 
     def current(self) -> LiveRun | None:
-        """Return the run whose function this thread executes."""
-        return self._of_thread.live
+        """Return the run whose function this thread or coroutine executes."""
+        return _current.get()
 
     @contextmanager
     def running(self, live: LiveRun, *, in_batch: bool = False) -> Iterator[None]:
-        """Make this the run of the thread. `find` returns it until `forget` is called."""
+        """Make this the current run. `find` returns it until `forget` is called."""
         starts = self.starts() if in_batch else self.starts() + 1
         # Without a lock, which a process that is killed would keep. A lost increment does no harm.
         struct.pack_into(_STARTS, self._last_start, 0, time.monotonic(), starts)
-        before, self._of_thread.live = self._of_thread.live, live
+        token = _current.set(live)
         self._by_celery_id[live.run.celery_id] = live
         try:
             yield
         finally:
-            self._of_thread.live = before
+            _current.reset(token)
 
     def find(self, celery_id: str) -> LiveRun | None:
         """Return the run that this message started in this process."""
@@ -337,6 +392,18 @@ class LiveRuns:
         """Share memory with the processes that are forked from now on."""
         self._last_start = mmap.mmap(-1, struct.calcsize(_STARTS))
         self._returned = mmap.mmap(-1, _CHILDREN * _RETURNED.size)
+        self._stopping = mmap.mmap(-1, 1)
+
+    def stop(self) -> None:
+        """Let the runs of this worker stop where the next attempt can continue. Safe in a signal
+        handler.
+        """
+        self._stopping[0] = 1
+
+    @property
+    def are_stopping(self) -> bool:
+        """Whether the worker of this process is shutting down."""
+        return self._stopping[0] == 1
 
     def share_returned(self, live: LiveRun) -> None:
         """Let the parent of this child process know that the function of this run has returned."""
@@ -429,18 +496,7 @@ class RunContext:
         """Raise RunCancelled, RunLost or RunOutOfTime if the function should stop. For long
         loops.
         """
-        live = self._live
-        if live.lost:
-            raise RunLost
-        if live.cancel_requested:
-            raise RunCancelled
-        if live.out_of_time:
-            raise RunOutOfTime(f"The run is over its time limit of {live.timeout:g} s.")
-        if live.lease_may_be_over:
-            raise RunLost(
-                "No heartbeat reached the database for almost a lease: another run may have taken"
-                " over."
-            )
+        self._live.check()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Set the progress of the run. The next heartbeat writes it to ``Task.progress``. Raises
@@ -452,7 +508,64 @@ class RunContext:
             "total": whole,
             "note": shortened(str(note), 200),
         }
-        self._live.progress = json.dumps(progress)
+        self._live.report(json.dumps(progress))
+
+    @property
+    def _position(self) -> Position:
+        if self._live.position is None:
+            self._live.position = Position(self._live)
+        return self._live.position
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any] | None = None,
+        /,
+        *args: Any,
+        atomic: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Call the function, store what it returns, and return that; if an earlier attempt has done
+        so, return the stored value without a call. The value is JSON.
+
+        Without a function it is a loop, ``for _ in self.durable.step("name"):``, whose block an
+        attempt skips if an earlier one has finished it.
+
+        A step that was interrupted is done again: at least once. With ``atomic`` what it writes to
+        the database of the tasks, and that it is done, are one transaction. Raises InvalidOption,
+        UnserializableResult, ResultTooLarge, and RunCancelled, RunLost or RunOutOfTime if the
+        function should stop.
+        """
+        if function is None:
+            if args or kwargs:
+                raise InvalidOption(f"step({name!r}): give the function of these arguments.")
+            return self._position.block(name, atomic=atomic)
+        return self._position.call(name, function, args, kwargs, atomic=atomic)
+
+    def iterate(
+        self,
+        items: Iterable[Any],
+        *,
+        step: str,
+        batch: int = 100,
+        throttle: str | None = None,
+        atomic: bool = False,
+        total: int | None = None,
+    ) -> Iteration:
+        """Return an iterator over the items that no earlier attempt of the task has finished.
+
+        ``items``: a queryset, which is read in batches by its primary key or by its own order, or
+        any iterable that yields the same items in each attempt. ``throttle``: at most so many
+        items, such as "200/s". ``total``: their number, for the progress.
+
+        After each batch the position is recorded, at least once a second between two items, and
+        when the worker shuts down: then the run stops, and another worker continues. An item whose
+        block was interrupted is repeated. With ``atomic`` a batch, and the position after it, are
+        one transaction. Raises what ``step`` raises.
+        """
+        return self._position.iteration(
+            items, step, batch=batch, throttle=throttle, atomic=atomic, total=total
+        )
 
 
 def _number(name: str, value: Any) -> int | float:
@@ -475,5 +588,12 @@ def called_for_each(name: str, items: Iterable[Any], *, spread: bool) -> list[An
 
     Raises UnknownTask and the exceptions of the task.
     """
-    task = current_app.tasks[registry.get(name).options.name]
-    return [task(*item) if spread else task(item) for item in items]
+    registered = registry.get(name)
+    task, results = current_app.tasks[registered.options.name], []
+    for item in items:
+        args = list(item) if spread else [item]
+        if registered.types is not None:
+            args, _ = registered.types.from_json(name, args, {})
+        value = task(*args)
+        results.append(task.wait_for(value) if isinstance(value, Coroutine) else value)
+    return results

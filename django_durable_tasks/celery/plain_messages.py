@@ -48,13 +48,13 @@ def adopt(task: Any, args: Any, kwargs: Any) -> NoReturn:
     hard, soft = getattr(request, "timelimit", None) or (None, None)
     expires = _instant(getattr(request, "expires", None))
     options = {"time_limit": hard, "soft_time_limit": soft, "expires": expires}
-    given = {name: value for name, value in options.items() if value is not None}
+    call_options = {name: value for name, value in options.items() if value is not None}
     deadline, pause = time.monotonic() + conf.settings().RESULT_WRITE_TIMEOUT, _FIRST_PAUSE
     try:
         while True:
             try:
                 with dedicated_connection():
-                    calls.of(task.name).apply_async(args, kwargs, task_id=task_id, **given)
+                    calls.of(task.name).apply_async(args, kwargs, task_id=task_id, **call_options)
                 break
             except Error as error:
                 if time.monotonic() + pause > deadline:

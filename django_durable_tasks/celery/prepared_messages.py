@@ -137,6 +137,8 @@ def _headers(message: TaskMessage) -> dict[str, Any]:
         "stamped_headers": None,
         "stamps": {},
         **headers_of(message),
+        # Inside of the headers, where Celery reads ``request.headers``.
+        **({"headers": dict(message.headers)} if message.headers else {}),
     }
 
 
@@ -194,7 +196,10 @@ class RedisTexts:
 
     def text(self, channel: Any, message: TaskMessage, queue: Any) -> str:
         """Return the text of a message for this queue."""
-        kind = (message.name, message.priority, message.timeout, message.soft_timeout)
+        kind = (
+            *(message.name, message.priority, message.timeout, message.soft_timeout),
+            bool(message.headers),
+        )
         template = self._templates.get(kind)
         if template is None:
             if len(self._templates) >= _MAX_TEMPLATES:
@@ -211,13 +216,15 @@ class RedisTexts:
             "key": f'"{celery_id[:_ID_LENGTH]}"' if not key else encode_basestring_ascii(key),
             "queue": encode_basestring_ascii(queue.name),
             "tag": f'"{tag}"',
+            "headers": dumps(message.headers) if message.headers else "",
         }
 
 
 def _template(channel: Any, message: TaskMessage, queue: Any) -> str:
     """Return the JSON text of such a message with placeholders for what differs."""
     name, key = uuid.uuid4().hex, uuid.uuid4().hex
-    marked = replace(message, task_id=uuid.uuid4(), idempotency_key=key)
+    headers = {"mark": uuid.uuid4().hex} if message.headers else None
+    marked = replace(message, task_id=uuid.uuid4(), idempotency_key=key, headers=headers)
     prepared = prepare(channel, "redis", marked, queue)
     channel._inplace_augment_message(prepared, DEFAULT_EXCHANGE, name)
     places = {
@@ -229,4 +236,6 @@ def _template(channel: Any, message: TaskMessage, queue: Any) -> str:
     text: str = dumps(prepared).replace("%", "%%")
     for place, mark in places.items():
         text = text.replace(f'"{mark}"', f"%({place})s")
+    if headers:
+        text = text.replace(dumps(headers), "%(headers)s")
     return text

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import django
 from celery import Celery, _state, current_app
 from django.apps import apps
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 
 DATABASE_TRANSPORT = "django_durable_tasks.contrib.database_transport"
 _DATABASE_URL = "durable-database://default"
@@ -43,7 +46,7 @@ def unimported_module() -> str | None:
     """Return the module ``celery`` of the project's packages, which has the application of the
     project if it exists; None if there is no such module.
     """
-    package = _settings_module()
+    package = settings_module()
     while (package := package.rpartition(".")[0]) != "":
         name = f"{package}.celery"
         if find_spec(name) is not None:
@@ -51,7 +54,8 @@ def unimported_module() -> str | None:
     return None
 
 
-def _settings_module() -> str:
+def settings_module() -> str:
+    """Return DJANGO_SETTINGS_MODULE, or an empty text."""
     return os.environ.get("DJANGO_SETTINGS_MODULE", "")
 
 
@@ -67,7 +71,7 @@ def make_if_missing() -> None:
         for key, value in _DEFAULTS.items()
         if not hasattr(django_settings, f"CELERY_{key.upper()}")
     }
-    name = _settings_module().partition(".")[0] or "project"
+    name = settings_module().partition(".")[0] or "project"
     app = Celery(name, broker=default_broker_url(), changes=defaults)
     app.config_from_object("django.conf:settings", namespace="CELERY")
     app.autodiscover_tasks()
@@ -94,7 +98,16 @@ def _make_way_for_another_app() -> None:
 
 def app_of_worker() -> Celery:
     """Return the application of the project for ``celery -A django_durable_tasks``, which loads
-    this package before Django.
+    this package before Django. Raises ImproperlyConfigured without DJANGO_SETTINGS_MODULE.
     """
+    if not settings_module():
+        raise ImproperlyConfigured(
+            "DJANGO_SETTINGS_MODULE is not set. `celery -A django_durable_tasks` needs it, for"
+            " example DJANGO_SETTINGS_MODULE=shop.settings, because only manage.py sets it."
+        )
+    # The project is in the working folder, as with `celery -A shop`. The command `celery` searches
+    # there only while it imports the module of -A, and hides an ImportError of this function.
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
     django.setup()
     return current_app._get_current_object()

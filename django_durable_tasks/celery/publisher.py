@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from amqp.exceptions import FrameSyntaxError
 from celery import current_app
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.db.models import Count
 from django.utils.translation import gettext_lazy as _
@@ -38,6 +39,7 @@ from django_durable_tasks.celery.prepared_messages import (
     prepare,
     redis_priority,
 )
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import BrokerUnavailable, UnknownQueue
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models.tasks import TaskQuerySet
@@ -120,9 +122,9 @@ def _prepare(
                 refused[message.queue] = error
                 if broker.unusable:
                     rejections += [
-                        Rejection(other, error)
-                        for other in messages
-                        if other.queue == message.queue
+                        Rejection(unsent, error)
+                        for unsent in messages
+                        if unsent.queue == message.queue
                     ]
                     break
         if message.queue in refused:
@@ -183,23 +185,23 @@ def _send_by_pipeline(broker: BrokerConnection, prepared: Sequence[_Prepared]) -
         built = (entry.prepared for entry in entries)
         texts = [entry if isinstance(entry, str) else dumps(entry) for entry in built]
         pushes.append((channel._q_for_pri(queue, priority), *texts))
-    answers: Sequence[Any]
+    replies: Sequence[Any]
     if len(pushes) == 1:  # a pipeline would cost more than the command
         try:
-            answers = [broker.redis.lpush(*pushes[0])]
+            replies = [broker.redis.lpush(*pushes[0])]
         except broker.failures as error:
-            answers = [error]
+            replies = [error]
     else:
         with broker.redis.pipeline(transaction=False) as pipe:
             for push in pushes:
                 pipe.lpush(*push)
-            answers = pipe.execute(raise_on_error=False)
+            replies = pipe.execute(raise_on_error=False)
     rejections = []
-    for entries, answer in zip(lists.values(), answers, strict=True):
-        if isinstance(answer, Exception):
-            if broker.is_lost(answer):
-                raise answer
-            rejections += [Rejection(entry.message, answer) for entry in entries]
+    for entries, reply in zip(lists.values(), replies, strict=True):
+        if isinstance(reply, Exception):
+            if broker.is_lost(reply):
+                raise reply
+            rejections += [Rejection(entry.message, reply) for entry in entries]
     return rejections
 
 
@@ -219,8 +221,8 @@ def _send_with_confirms(broker: BrokerConnection, prepared: Sequence[_Prepared])
         rejected.append(entry)
 
     def settled(tag: int, multiple: bool) -> list[_Prepared]:
-        tags = [other for other in missing if other <= tag] if multiple else [tag]
-        return [entry for other in tags if (entry := missing.pop(other, None)) is not None]
+        tags = [unsettled for unsettled in missing if unsettled <= tag] if multiple else [tag]
+        return [entry for unsettled in tags if (entry := missing.pop(unsettled, None)) is not None]
 
     def refused(tag: int, multiple: bool) -> None:
         for entry in settled(tag, multiple):
@@ -278,6 +280,10 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
 
     Raises BrokerUnavailable within the time limits if the broker does not respond.
     """
+    if eager():  # for example of `run_scheduler --once` in a test
+        for message in messages:
+            run_here(message)
+        return []
     delays, waiting, attempted = broker_outage.backoff.delays(), list[NotAccepted](), messages
     if delays:
         waiting = [
@@ -327,17 +333,17 @@ def _answered(ask: Callable[[], _Answer], subject: str) -> _Answer:
     failures = _failures(current_app._get_current_object())
     try:
         try:
-            answer = ask()
+            reply = ask()
         except failures:
             close_idle()  # idle connections lead to the same broker
-            answer = ask()
+            reply = ask()
     except failures as error:
         broker_outage.breaker.failed_with(error)
         raise BrokerUnavailable(
             f"The broker did not respond to {subject}: {type(error).__name__}."
         ) from error
     broker_outage.breaker.succeeded()
-    return answer
+    return reply
 
 
 def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:
@@ -368,7 +374,7 @@ def run_here(message: TaskMessage) -> None:
     task = current_app.tasks[message.name]
     task.apply(
         task_id=celery_id_of(message),
-        headers=headers_of(message),
+        headers={**(message.headers or {}), **headers_of(message)},
         throw=current_app.conf.task_eager_propagates,
     )
 
@@ -383,14 +389,17 @@ class Dispatched:
     """Counts per queue: due tasks that were claimed or have to wait for a limit, messages to
     publish, and accepted messages.
 
-    ``cut`` contains the queues that may have more due tasks, because the joint limit was reached.
-    ``ids`` are the claimed tasks.
+    ``cut`` contains the queues that may have more due tasks, because the joint limit was reached or
+    the claim of a queue has to continue.
+    ``of_full_shares``: those in which only a part of the tasks of a tenant without free places was
+    made to wait. ``ids`` are the claimed tasks.
     """
 
     taken: Counter[str] = field(default_factory=Counter)
     claimed: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
     cut: set[str] = field(default_factory=set)
+    of_full_shares: set[str] = field(default_factory=set)
     ids: list[uuid.UUID] = field(default_factory=list)
 
 
@@ -414,17 +423,19 @@ def dispatch_of(
         if (number := broker_outage.capacity_of(demand.queue)) > 0 and demand.limit > 0
     ]
     with dedicated_connection():
-        parts = claim.parted(open_now)
-    wanted = sum(demand.limit for demand in open_now)
-    for part in parts:
-        want = sum(demand.limit for demand in part)
-        share = -(-limit * want // wanted)  # rounded up
-        wanted -= want
+        groups = claim.parted(open_now)
+    total = sum(demand.limit for demand in open_now)
+    for group in groups:
+        group_limit = sum(demand.limit for demand in group)
+        share = -(-limit * group_limit // total)  # rounded up
+        total -= group_limit
         allowed = share if broker_outage.breaker.closed() else min(share, broker_outage.capacity())
         taken = 0
         if allowed > 0:
             with dedicated_connection():
-                messages, of_queues = claim.claim_of(part, now, allowed, node, shards)
+                messages, of_queues, cut = claim.claim_of(group, now, allowed, node, shards)
+            done.cut.update(cut)
+            done.of_full_shares.update(cut)
             taken = of_queues.total()
             done.taken.update(of_queues)
             done.claimed.update(Counter(message.queue for message in messages))
@@ -432,7 +443,7 @@ def dispatch_of(
             done.sent.update(_send(messages))
         limit = max(0, limit - taken)
         if taken >= share:
-            done.cut.update(demand.queue for demand in part)
+            done.cut.update(demand.queue for demand in group)
 
 
 def dispatch_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> int:
@@ -464,8 +475,19 @@ def publish_or_refuse(messages: Sequence[TaskMessage]) -> Sequence[NotAccepted]:
     try:
         return publish(messages)
     except BrokerUnavailable as error:
-        logger.debug("%d messages were not published: %s", len(messages), error)
+        logger.debug(
+            "%s not published: %s", counted(len(messages), "message was", "messages were"), error
+        )
         return [NotAccepted(message, 0.0) for message in messages]
+    except ImproperlyConfigured as error:  # for example a database broker that was not migrated
+        again = conf.settings().REPUBLISH_AFTER
+        logger.error(
+            "Publishing failed: %s %s published again in %g s.",
+            error,
+            counted(len(messages), "task is", "tasks are"),
+            again,
+        )
+        return [NotAccepted(message, again) for message in messages]
     except Exception:
         if len(messages) > 1:  # one that cannot be published must not prevent the others
             return [refused for message in messages for refused in publish_or_refuse([message])]
@@ -527,7 +549,7 @@ class Republished:
     confirm=False,
     not_in_api=OF_ALL_TENANTS,
     not_in_admin="it can publish more messages than a web request has time for",
-    counted=lambda found: {"republished": found.published.total()},
+    counted=lambda report: {"republished": report.published.total()},
 )
 def republish_queued(
     queryset: TaskQuerySet, *, dry_run: bool = False, progress: Progress = no_progress
@@ -573,9 +595,9 @@ def publish_claimed_after_commit(messages: Sequence[TaskMessage]) -> None:
         broker_outage.undo_publish(refused)
     except Error as error:
         logger.warning(
-            "The broker did not accept %d messages, and their tasks could not be returned to"
-            " PENDING (%s). They are republished after %g s.",
-            len(refused),
+            "The broker did not accept %s, and the tasks could not be returned to PENDING (%s)."
+            " They are republished after %g s.",
+            counted(len(refused), "message"),
             type(error).__name__,
             conf.settings().REPUBLISH_AFTER,
         )
@@ -624,14 +646,14 @@ def _publish(
     pairs = pairs[: broker_outage.capacity()]
     if not pairs:
         return 0
-    parts: dict[bool, list[tuple[str, str]]] = {}
+    pairs_by_consumed: dict[bool, list[tuple[str, str]]] = {}
     for pair in pairs:
-        parts.setdefault(not backpressure.is_unserved(pair[0]), []).append(pair)
+        pairs_by_consumed.setdefault(not backpressure.is_unserved(pair[0]), []).append(pair)
     with connection():
         reserved = [
             message
-            for consumed, part in parts.items()
-            for message in batches.reserve_messages(part, consumed=consumed)
+            for consumed, unbatched_pairs in pairs_by_consumed.items()
+            for message in batches.reserve_messages(unbatched_pairs, consumed=consumed)
         ]
     messages = [
         TaskMessage(

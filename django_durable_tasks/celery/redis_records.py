@@ -45,9 +45,9 @@ class RowQoS(RedisQoS):
 
     def restore_unacked(self, client: Any = None) -> Any:
         """Put all messages back that were read and not started; called when the worker stops."""
-        here = [tag for tag in self._delivered if tag in self.only_here]
-        self._put_back(here)
-        for tag in here:
+        tags = [tag for tag in self._delivered if tag in self.only_here]
+        self._put_back(tags)
+        for tag in tags:
             self.only_here.discard(tag)
             self._delivered.pop(tag, None)
         return super().restore_unacked(client)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
+from asgiref.sync import sync_to_async
 from celery import states
 from celery.app.control import Control
 from celery.backends.base import DisabledBackend
@@ -27,6 +29,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery.prepared_messages import parse
 from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.conf import settings
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import (
     BodyFailed,
     InvalidOption,
@@ -83,8 +86,8 @@ def rebuilt(description: Mapping[str, Any] | None) -> Exception | None:
     if description is None:
         return None
     kind: Any = sys.modules.get(description["module"])
-    for part in description["name"].split("."):
-        kind = getattr(kind, part, None)
+    for name in description["name"].split("."):
+        kind = getattr(kind, name, None)
     if not isinstance(kind, type) or not issubclass(kind, Exception):
         return None
     args = tuple(description["args"])
@@ -116,8 +119,21 @@ STATE, META = "state", "meta"
 """What ``self.update_state()`` keeps in the progress of a row."""
 
 
-class DurableResult(AsyncResult):
-    """The result of one durable task; every question reads the row."""
+if TYPE_CHECKING:
+    # With a default, which Python 3.11 does not have at run time: a plain ``DurableResult`` is one
+    # of anything.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    R_co = TypeVarWithDefault("R_co", covariant=True, default=Any)
+else:
+    R_co = TypeVar("R_co", covariant=True)
+
+
+class DurableResult(AsyncResult, Generic[R_co]):
+    """The result of one durable task; every question reads the row.
+
+    For type checkers ``get()`` returns what the function does. It was JSON in between.
+    """
 
     created_here = False
     """Whether the call that this process made created the task or found it."""
@@ -154,12 +170,12 @@ class DurableResult(AsyncResult):
     def _value(self, row: Task) -> Any:
         if row.status == Status.FAILED:
             last = self._executions().only("error_message", "exception").first()
-            found = (
+            failure = (
                 last.exception
                 if last is not None and last.error_message == row.last_error
                 else None
             )
-            return rebuilt(found) or BodyFailed(row.last_error)
+            return rebuilt(failure) or BodyFailed(row.last_error)
         if row.status in TERMINAL and row.status != Status.SUCCESS:
             return TaskRevokedError(f"{row.status}: {row.reason}")
         if row.status == Status.RUNNING and isinstance(row.progress, dict):
@@ -204,6 +220,22 @@ class DurableResult(AsyncResult):
         """Whether the task has a row."""
         return self._rows().exists()
 
+    @overload
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: Literal[True] = True,
+        interval: float = _LONGEST_LOOK,
+        no_ack: bool = True,
+        follow_parents: bool = True,
+        callback: Callable[[str, Any], Any] | None = None,
+        on_message: Any = None,
+        on_interval: Callable[[], Any] | None = None,
+        disable_sync_subtasks: bool = True,
+        **options: Any,
+    ) -> R_co: ...
+    @overload
+    def get(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any: ...
     def get(
         self,
         timeout: float | None = None,
@@ -236,29 +268,67 @@ class DurableResult(AsyncResult):
             raise TypeError(f"get() has no option {', '.join(unknown)}.")
         if disable_sync_subtasks:
             assert_will_not_block()
-        deadline, pause = None if timeout is None else time.monotonic() + timeout, _FIRST_LOOK
-        while True:
-            row = self._rows().first()
-            if row is not None and row.status in TERMINAL:
-                value = self._value(row)
-                if propagate and isinstance(value, BaseException):
-                    raise value
-                if callback is not None:
-                    callback(self.id, value)
-                return value
-            parent = self.parent if row is None else None
-            if parent is not None and not isinstance(parent.backend, DisabledBackend):
-                # If an earlier step of a Celery chain failed, this task will not be created.
-                self._maybe_reraise_parent_error()
-            self._check_that_it_can_end(row)
+        pauses = self._pauses(timeout, interval)
+        while (ended := self._look(propagate)) is None:
             if on_interval is not None:
                 on_interval()
-            if deadline is not None and time.monotonic() + pause > deadline:
-                raise CeleryTimeoutError(f"Task {self.id} has not ended after {timeout:g} s.")
-            time.sleep(pause)
-            pause = min(2 * pause, interval)
+            time.sleep(next(pauses))
+        if callback is not None:
+            callback(self.id, ended[0])
+        return ended[0]
 
     wait = get
+
+    @overload
+    async def aget(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - as ``get`` has it
+        propagate: Literal[True] = True,
+        interval: float = _LONGEST_LOOK,
+    ) -> R_co: ...
+    @overload
+    async def aget(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - as ``get`` has it
+        propagate: bool = True,
+        interval: float = _LONGEST_LOOK,
+    ) -> Any: ...
+    async def aget(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - as ``get`` has it
+        propagate: bool = True,
+        interval: float = _LONGEST_LOOK,
+    ) -> Any:
+        """Wait as ``get`` does without blocking the event loop. Other coroutines run meanwhile."""
+        pauses, look = self._pauses(timeout, interval), sync_to_async(self._look)
+        while (ended := await look(propagate)) is None:  # noqa: ASYNC110 - a row wakes no waiter
+            await asyncio.sleep(next(pauses))
+        return ended[0]
+
+    def _look(self, propagate: bool) -> tuple[Any] | None:
+        """Return the result of the task if it has ended. Raises its exception if ``propagate``, and
+        an error if it cannot end while the caller waits.
+        """
+        row = self._rows().first()
+        if row is not None and row.status in TERMINAL:
+            value = self._value(row)
+            if propagate and isinstance(value, BaseException):
+                raise value
+            return (value,)
+        parent = self.parent if row is None else None
+        if parent is not None and not isinstance(parent.backend, DisabledBackend):
+            # If an earlier step of a Celery chain failed, this task will not be created.
+            self._maybe_reraise_parent_error()
+        self._check_that_it_can_end(row)
+        return None
+
+    def _pauses(self, timeout: float | None, interval: float) -> Iterator[float]:
+        """Yield the pauses between two looks, in seconds; raises Celery's TimeoutError."""
+        deadline, pause = None if timeout is None else time.monotonic() + timeout, _FIRST_LOOK
+        while deadline is None or time.monotonic() + pause <= deadline:
+            yield pause
+            pause = min(2 * pause, interval)
+        raise CeleryTimeoutError(f"Task {self.id} has not ended after {timeout:g} s.")
 
     def _check_that_it_can_end(self, row: Task | None) -> None:
         if row is None:
@@ -344,18 +414,19 @@ def known(ids: Iterable[object]) -> set[str]:
     candidates = {str(value): parsed for value in ids if (parsed := _parsed(value)) is not None}
     if not candidates:
         return set()
-    ours, alias = any(parsed.version == 7 for parsed in candidates.values()), settings().DATABASE
+    has_durable = any(parsed.version == 7 for parsed in candidates.values())
+    alias = settings().DATABASE
     # A savepoint, because PostgreSQL aborts a transaction after a failed statement.
-    is_savepoint_needed = not ours and connections[alias].in_atomic_block
+    is_savepoint_needed = not has_durable and connections[alias].in_atomic_block
     try:
         with transaction.atomic(using=alias) if is_savepoint_needed else nullcontext():
             rows = set(_rows(candidates.values()).values_list("pk", flat=True))
     except _UNAVAILABLE:
-        if ours:
+        if has_durable:
             raise
         logger.debug(
-            "Treated %d ids as those of plain tasks because the database did not respond.",
-            len(candidates),
+            "Treated %s as those of plain tasks because the database did not respond.",
+            counted(len(candidates), "id"),
             exc_info=True,
         )
         return set()
@@ -432,14 +503,14 @@ def _revoke(
             " revoke after the transaction."
         )
     operator_actions.cancel(_rows(map(uuid.UUID, durable)), by="revoke")
-    others = [value for value in ids if value not in durable]
+    celery_ids = [value for value in ids if value not in durable]
     terminate = kwargs.get("terminate", args[1] if len(args) > 1 else False)
     if kwargs.get("reply"):
         return original(self, ids, *args, **kwargs)
     if terminate:
         send = partial(original, self, sorted(durable), *args, **kwargs)
         transaction.on_commit(send, using=settings().DATABASE)
-    return original(self, others, *args, **kwargs) if others else None
+    return original(self, celery_ids, *args, **kwargs) if celery_ids else None
 
 
 def _wrap(owner: type, name: str, by: Callable[..., Any]) -> None:
@@ -465,12 +536,12 @@ def _messages(ids: Collection[str]) -> dict[str, str]:
     """Return the ids of the messages that this worker has received for these tasks, with the ids of
     the tasks.
     """
-    wanted = {parsed: value for value in ids if (parsed := _parsed(value)) is not None}
+    by_task_id = {parsed: value for value in ids if (parsed := _parsed(value)) is not None}
     envelopes = (parse(request_id) for request_id in list(worker_state.requests))
     return {
-        envelope.celery_id: wanted[envelope.task_id]
+        envelope.celery_id: by_task_id[envelope.task_id]
         for envelope in envelopes
-        if envelope and envelope.task_id in wanted
+        if envelope and envelope.task_id in by_task_id
     }
 
 
@@ -527,11 +598,9 @@ def connect_remote_control() -> None:
     @inspect_command(variadic="ids", signature="[id1 [id2 [... [idN]]]]")
     def query_task(state: Any, ids: Any, **kwargs: Any) -> Any:
         """Query for task information by id."""
-        given = [str(value) for value in maybe_list(ids) or []]
-        messages = _messages(given)
-        found = celerys_query(state, [*given, *messages], **kwargs)
-        return {
-            messages.get(request_id, request_id): answer for request_id, answer in found.items()
-        }
+        request_ids = [str(value) for value in maybe_list(ids) or []]
+        messages = _messages(request_ids)
+        reply = celerys_query(state, [*request_ids, *messages], **kwargs)
+        return {messages.get(request_id, request_id): entry for request_id, entry in reply.items()}
 
     revoke.of_durable_tasks = True

@@ -65,13 +65,13 @@ def forget() -> None:
 
 def _known(app: Any, name: str, queue: str) -> str:
     try:
-        found = app.amqp.queues[queue]
+        declared = app.amqp.queues[queue]
     except KeyError:
-        known = ", ".join(sorted(app.amqp.queues))
+        names = ", ".join(sorted(app.amqp.queues))
         raise UnknownQueue(
-            f"queue={queue!r} is not in CELERY_TASK_QUEUES, which has: {known}.", option="queue"
+            f"queue={queue!r} is not in CELERY_TASK_QUEUES, which has: {names}.", option="queue"
         ) from None
-    return _name_of(name, found)
+    return _name_of(name, declared)
 
 
 def _name_of(name: str, queue: Any) -> str:
@@ -104,8 +104,8 @@ def _bound(app: Any, name: str, route: Mapping[str, Any]) -> str:
     exchange, key = route.get("exchange"), route.get("routing_key")
     if exchange is None and (key is None or default.exchange.type == "direct"):
         return str(default.name)
-    wanted = default.exchange.name if exchange is None else getattr(exchange, "name", exchange)
-    names = queues_reached(wanted, key or "")
+    target = default.exchange.name if exchange is None else getattr(exchange, "name", exchange)
+    names = queues_reached(target, key or "")
     if len(names) != 1:
         queues = (
             f"the queues {', '.join(sorted(names))} are"
@@ -113,7 +113,7 @@ def _bound(app: Any, name: str, route: Mapping[str, Any]) -> str:
             else "no queue of CELERY_TASK_QUEUES is"
         )
         raise UnknownQueue(
-            f"CELERY_TASK_ROUTES sends {name} to exchange {wanted!r} with routing key {key!r}, to"
+            f"CELERY_TASK_ROUTES sends {name} to exchange {target!r} with routing key {key!r}, to"
             f" which {queues} bound. A durable task has one queue: name it in the route."
         )
     return _known(app, name, names[0])
@@ -289,7 +289,7 @@ def configured_queues() -> dict[str, str]:
     durable = map(registry.find, registry.names())
     beat = (app.conf.beat_schedule or {}).values()
     for source, queues in (
-        ("CELERY_TASK_QUEUES", (part for pair in app.amqp.queues.items() for part in pair)),
+        ("CELERY_TASK_QUEUES", (value for pair in app.amqp.queues.items() for value in pair)),
         ("CELERY_TASK_DEFAULT_QUEUE", [app.conf.task_default_queue]),
         ("CELERY_TASK_ROUTES", _routed_queues(app)),
         (

@@ -22,8 +22,9 @@ from celery.exceptions import Ignore
 from django.db import Error
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.celery import batch_runs, endings, gate, worker_repairs
+from django_durable_tasks.celery import batch_runs, endings, gate, late_tasks, worker_repairs
 from django_durable_tasks.celery.endings import outcome_of, outcome_of_result, text_of
+from django_durable_tasks.celery.event_loop import CancelCoroutines
 from django_durable_tasks.celery.gate import state_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import (
@@ -36,6 +37,7 @@ from django_durable_tasks.celery.prepared_messages import (
 )
 from django_durable_tasks.celery.result import described
 from django_durable_tasks.celery.worker_node import in_pool_child, place
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.models import Task
 from django_durable_tasks.states.machine import EndingKind, Outcome
@@ -148,9 +150,9 @@ class RefusedTasks:
         self._unlogged[name] += 1
         if now - self._logged_at.get(name, float("-inf")) >= _LOG_EVERY:
             logger.error(
-                "This worker has no durable task named %r: %d tasks were returned to PENDING.",
+                "This worker has no durable task named %r: %s returned to PENDING.",
                 name,
-                self._unlogged.pop(name),
+                counted(self._unlogged.pop(name), "task was", "tasks were"),
             )
             self._logged_at[name] = now
         next_at = self._due_at.get(name, 0.0) + _REFUSED_SPACING
@@ -172,18 +174,23 @@ class RefuseUnknown(bootsteps.StartStopStep):
 
         def on_unknown_task(body: Any, message: Any, exc: Any) -> None:
             headers = getattr(message, "headers", None) or {}
-            if parse(headers.get(HEADER)) is None:
+            envelope, name = parse(headers.get(HEADER)), str(headers.get("task"))
+            if envelope is None:
                 of_celery(parent, body, message, exc)
                 return
+            if late_tasks.is_stored(envelope, name) and late_tasks.load(name):
+                parent.update_strategies()
+                message.reject_log_error(logger, parent.connection_errors, requeue=True)
+                return
             message.reject_log_error(logger, parent.connection_errors)
-            on_unknown(message=message, name=str(headers.get("task")))
+            on_unknown(message=message, name=name)
 
         parent.on_unknown_task = on_unknown_task
 
 
 def on_worker_starting(sender: Any = None, **_: Any) -> None:
-    """Add the step to the consumers of this worker's application."""
-    sender.app.steps["consumer"].add(RefuseUnknown)
+    """Add the steps to the consumers of this worker's application."""
+    sender.app.steps["consumer"].update((RefuseUnknown, CancelCoroutines))
 
 
 def on_rejected(message: Any = None, **_: Any) -> None:

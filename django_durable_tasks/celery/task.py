@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
+from asgiref.sync import sync_to_async
 from celery import Task as CeleryTask
 from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
-from django_durable_tasks import conf
-from django_durable_tasks.celery import calls, endings, gate, plain_messages
+from django_durable_tasks import conf, registry
+from django_durable_tasks.celery import calls, endings, event_loop, gate, plain_messages
 from django_durable_tasks.celery.calls import Using
 from django_durable_tasks.celery.live_runs import RunContext, process_runs
 from django_durable_tasks.celery.prepared_messages import of_request
@@ -27,6 +28,8 @@ from django_durable_tasks.tasks.options import TaskOptions
 logger = logging.getLogger("django_durable_tasks.runs")
 # Characters of a state of ``update_state()``, as in the result backends of Celery and Django.
 _STATE_MAX = 50
+_FUNCTION = "function_to_retry"
+"""The attribute of a task with the function that ``autoretry_for`` wraps."""
 
 
 class DurableTask(CeleryTask):
@@ -44,6 +47,10 @@ class DurableTask(CeleryTask):
     reject_on_worker_lost: ClassVar[bool] = False
     retry_on_worker_lost: ClassVar[bool] = False
     durable_options: TaskOptions
+    has_schedule_method: ClassVar[bool] = True
+    """Whether calls are made by ``schedule(run_at=...)``, so that the function cannot have this
+    parameter.
+    """
     around_function: ClassVar[Callable[..., Any] | None] = None
     """The ``__call__`` that a subclass defines or inherits from a mixin."""
 
@@ -65,10 +72,18 @@ class DurableTask(CeleryTask):
             return self._receive(state, args, kwargs)
         return self._run(state, args, kwargs)
 
+    @property
+    def request(self) -> Any:
+        """The request of the current message, also inside a coroutine that runs for it."""
+        request = self.request_stack.top
+        if request is None:
+            request = event_loop.request_of(self)
+        return self._get_request() if request is None else request
+
     def _run(self, state: gate.CallState, args: Any, kwargs: Any) -> Any:
         state.in_function = True
         try:
-            return self.run(*args, **kwargs)
+            return self._to_end(self.run(*args, **kwargs))
         finally:
             state.in_function = False
 
@@ -86,7 +101,32 @@ class DurableTask(CeleryTask):
         around: Any = type(self).around_function
         if around is None:
             return self._run(gate.state_of(request), args, kwargs)
-        return around(self, *args, **kwargs)
+        return self._to_end(around(self, *args, **kwargs))
+
+    def _to_end(self, value: Any) -> Any:
+        """Return what the function of a message has returned; of a coroutine, its value."""
+        is_called_by_code = self.request.called_directly or event_loop.is_current()
+        if isinstance(value, Coroutine) and not is_called_by_code:
+            return self.wait_for(value)
+        return value
+
+    @property
+    def _orig_run(self) -> Callable[..., Any]:
+        """The function that Celery's ``autoretry_for`` calls in a ``try`` statement."""
+        run = self.__dict__.get(_FUNCTION)
+        if run is None:
+            raise AttributeError("_orig_run")  # Celery has not wrapped the function
+        return lambda *args, **kwargs: self._to_end(run(*args, **kwargs))
+
+    @_orig_run.setter
+    def _orig_run(self, run: Callable[..., Any]) -> None:
+        self.__dict__[_FUNCTION] = run
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the coroutine on the event loop of this process, as a part of the current run; return
+        its value.
+        """
+        return event_loop.wait_for(coroutine, self, self.request, process_runs.current())
 
     def _plain_message(self, args: Any, kwargs: Any) -> Any:
         """Handle a message without a row. A message that is part of a canvas runs as a plain Celery
@@ -102,6 +142,9 @@ class DurableTask(CeleryTask):
                 )
             if not plain_messages.has_canvas(self.request):
                 plain_messages.adopt(self, args, kwargs)
+        types = registry.get(self.name).types
+        if types is not None:
+            args, kwargs = types.from_json(self.name, args, kwargs)
         return self.call_function(self.request, args, kwargs)
 
     @property
@@ -114,34 +157,48 @@ class DurableTask(CeleryTask):
             )
         return RunContext(live)
 
+    @property
+    def _calls(self) -> Using:
+        return calls.of_task(self, DurableTask)
+
     def using(self, **options: Any) -> Using:
         """Return this task with options for the calls made through the returned object."""
-        return calls.of(self.name).using(**options)
+        return self._calls.using(**options)
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the task in the caller's transaction and return it. ``run_at`` is the earliest
         start.
         """
-        return calls.of(self.name).schedule(*args, **kwargs)
+        return self._calls.schedule(*args, **kwargs)
 
     def schedule_many(self, arguments: Iterable[Iterable[Any]], **options: Any) -> Any:
         """Create one task per tuple of arguments, all or none; return their ids."""
-        return calls.of(self.name).schedule_many(arguments, **options)
+        return self._calls.schedule_many(arguments, **options)
 
     def schedule_stream(self, arguments: Iterable[Iterable[Any]], **options: Any) -> int:
         """Create one task per tuple of an iterable of any length, all or none, in constant memory;
         return their number.
         """
-        return calls.of(self.name).schedule_stream(arguments, **options)
+        return self._calls.schedule_stream(arguments, **options)
+
+    async def aschedule(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Create the task as ``schedule`` does, without blocking the event loop."""
+        return await sync_to_async(self.schedule)(*args, **kwargs)
+
+    async def aschedule_many(self, arguments: Iterable[Iterable[Any]], **options: Any) -> Any:
+        """Create tasks as ``schedule_many`` does, without blocking the event loop."""
+        return await sync_to_async(self.schedule_many)(arguments, **options)
+
+    async def adelay(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Create the task as ``delay`` does, without blocking the event loop."""
+        return await sync_to_async(self.delay)(*args, **kwargs)
 
     def delay(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the row in the caller's transaction and return a DurableResult.
 
         As in Celery this is ``apply_async(args, kwargs)`` if a subclass overrides that method.
         """
-        if type(self).apply_async is not DurableTask.apply_async or "apply_async" in vars(self):
-            return self.apply_async(args, kwargs)
-        return calls.of(self.name).delay(*args, **kwargs)
+        return self._calls.delay(*args, **kwargs)
 
     def delay_on_commit(self, /, *args: Any, **kwargs: Any) -> Any:
         """Create the task in the caller's transaction, as ``apply_async_on_commit`` does."""
@@ -181,9 +238,11 @@ class DurableTask(CeleryTask):
     def on_bound(cls, app: Any) -> None:
         """Refuse a class that was registered without ``@durable_task``."""
         if not hasattr(cls, "durable_options"):
+            # @app.task(base=...) makes a class with the name of the function.
+            base = cls.__mro__[1] if "_decorated" in vars(cls) else cls
             raise InvalidOption(
                 f"{cls.__name__} is a DurableTask that was registered with Celery itself: write a"
-                f" function with @durable_task(bind=True, base={cls.__name__}) instead of"
+                f" function with @durable_task(bind=True, base={base.__name__}) instead of"
                 " app.register_task() or @app.task(base=...)."
             )
 
@@ -207,11 +266,13 @@ class DurableTask(CeleryTask):
                 " characters."
             )
         settings = conf.settings()
-        live.progress = encode_result(
-            self.name,
-            {STATE: state, META: meta},
-            max_bytes=settings.RESULT_MAX_BYTES,
-            max_depth=JSON_MAX_DEPTH + 1,
+        live.report(
+            encode_result(
+                self.name,
+                {STATE: state, META: meta},
+                max_bytes=settings.RESULT_MAX_BYTES,
+                max_depth=JSON_MAX_DEPTH + 1,
+            )
         )
 
     def replace(self, sig: Any) -> NoReturn:

@@ -20,10 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from celery import current_app, signals
+from celery.concurrency.thread import TaskPool
 
 from django_durable_tasks import conf, health
 from django_durable_tasks.celery import prepared_messages, result, worker_repairs
@@ -33,7 +35,11 @@ from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import NodeKind
 from django_durable_tasks.store import clock
-from django_durable_tasks.store.connections import dedicated_connection, name_connections
+from django_durable_tasks.store.connections import (
+    dedicated_connection,
+    limit_threads,
+    name_connections,
+)
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.task_values import RunLocation
 
@@ -65,7 +71,7 @@ class _ThisProcess:
 class NodeBeat(threading.Thread):
     """The heartbeat of a node.
 
-    A node that was declared dead by mistake registers again under the same id, because its child
+    A node that was wrongly declared dead registers again under the same id, because its child
     processes use this id for the runs they start. Runs that were marked LOST meanwhile are
     fenced by epoch and run id, not by the node.
     """
@@ -100,7 +106,7 @@ class NodeBeat(threading.Thread):
         failed = 0
         while True:
             try:
-                with dedicated_connection():
+                with dedicated_connection(at_once=True):
                     self._beat()
                 failed = 0
             except Exception as error:  # noqa: BLE001 - without heartbeats all runs are lost
@@ -139,9 +145,9 @@ class NodeBeat(threading.Thread):
         is looked at once a second.
         """
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._is_outdated():
+        while (remaining := until - time.monotonic()) > 0 and not self._is_outdated():
             with suppress(Empty):
-                self._wake.get(timeout=min(left, _LOOK_INTERVAL))
+                self._wake.get(timeout=min(remaining, _LOOK_INTERVAL))
                 return
 
     def _beat(self) -> None:
@@ -368,6 +374,7 @@ def on_worker_init(sender: Any = None, **_: Any) -> None:
     app = getattr(sender, "app", None) or current_app._get_current_object()
     worker_repairs.record_queues(app)
     app.steps["consumer"].update(worker_repairs.STEPS)
+    _stop_runs_first(sender)
     _ThisProcess.node, _ThisProcess.name = (
         uuid.uuid4(),
         shortened(str(getattr(sender, "hostname", _ThisProcess.name)), _NAME_BYTES),
@@ -376,12 +383,29 @@ def on_worker_init(sender: Any = None, **_: Any) -> None:
     name_connections(f"worker {_ThisProcess.name}")
 
 
+def _stop_runs_first(worker: Any) -> None:
+    """Stop runs also if the worker shuts down without a signal (``celery control shutdown``), and
+    before it waits for them (``worker_soft_shutdown_timeout``).
+    """
+    for name in ("stop", "wait_for_soft_shutdown"):
+        method = getattr(worker, name, None)
+        if method is not None:
+            setattr(worker, name, partial(_after_stop, method))
+
+
+def _after_stop(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    process_runs.stop()
+    return method(*args, **kwargs)
+
+
 def on_worker_ready(sender: Any = None, **_: Any) -> None:
     """Register the node when the worker consumes messages."""
     controller = sender.controller
     queues = [str(queue) for queue in sender.app.amqp.queues.consume_from]
     pool = getattr(controller.pool_cls, "__module__", "").rpartition(".")[2]
     concurrency = int(getattr(controller.pool, "limit", 0) or controller.concurrency or 1)
+    if isinstance(controller.pool, TaskPool):
+        limit_threads()
     report = _WorkerReport(controller.state, sender, concurrency)
     _ThisProcess.beat = NodeBeat(
         _ThisProcess.node,
@@ -398,8 +422,11 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
 
 
 def on_worker_shutting_down(**_: Any) -> None:
-    """Drain the node. Called in a signal handler; the worker still finishes its runs."""
+    """Drain the node. Called in a signal handler; the worker still finishes its runs, or those that
+    can continue elsewhere stop.
+    """
     _ThisProcess.consumer = None
+    process_runs.stop()
     if _ThisProcess.beat is not None:
         _ThisProcess.beat.drain()
 

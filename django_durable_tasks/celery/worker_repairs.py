@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from celery import bootsteps, current_app, signals
+from celery.app import backends
 from celery.concurrency.thread import TaskPool
+from celery.utils.imports import load_extension_class_names
 from kombu import Message
 
 from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, HEADER
@@ -105,7 +107,7 @@ def batch_names_of(headers: Any) -> tuple[str, ...]:
     if not isinstance(queue, str):
         return ()
     aliases = current_app.amqp.queues.aliases
-    return queue, *(alias for alias, found in list(aliases.items()) if found.name == queue)
+    return queue, *(alias for alias, declared in list(aliases.items()) if declared.name == queue)
 
 
 # Leaves the prefetch count of a worker with the pool ``threads`` as it is after a lost connection.
@@ -191,6 +193,31 @@ class WakeConsumer(bootsteps.StartStopStep):
         self._waking = False
 
 
+# Lets each thread of the pool ``threads`` create its result backend quickly.
+#
+# Celery creates one in each thread, and reads the entry points of all installed packages for it. In
+# a worker that started 1,000 tasks at once this was a fifth of its time.
+
+
+class KeepBackendNames(bootsteps.StartStopStep):
+    """A step of the consumer that reads the names of result backends once."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def include_if(self, parent: Any) -> bool:
+        """Return whether the tasks run in threads of this process."""
+        return isinstance(parent.pool, TaskPool)
+
+    def start(self, parent: Any) -> None:
+        """Keep what Celery reads now."""
+        backends.load_extension_class_names = _backend_names
+
+
+@cache
+def _backend_names(namespace: str) -> tuple[Any, ...]:
+    return tuple(load_extension_class_names(namespace))
+
+
 # Stops Kombu from storing the messages of durable tasks as unacknowledged in Redis.
 #
 # Kombu copies each message that a worker reads into a hash and a sorted set, and removes both
@@ -217,5 +244,5 @@ class RowMessages(bootsteps.StartStopStep):
             redis_records.keep_in_memory(qos)
 
 
-STEPS = (KeepPrefetchCount, WakeConsumer, RowMessages)
+STEPS = (KeepPrefetchCount, WakeConsumer, KeepBackendNames, RowMessages)
 """The steps that repair the consumers of an application."""

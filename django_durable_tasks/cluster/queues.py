@@ -177,6 +177,8 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     for row in itertools.chain(*counted):
         if "reason" in row:  # every interface shows what this function returns
             row["reason"] = masked_text(row["reason"], names)
+            if row["paused_at"] is None:
+                row |= {"paused_by": "", "reason": ""}  # the row has who resumed it
         facts.setdefault(row.pop("queue"), {}).update(row)
     nodes = Node.objects.using(database()).alive()
     for node in nodes.only("kind", "draining", "queues", "concurrency", "rejected_queues"):

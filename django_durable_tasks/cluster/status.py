@@ -32,6 +32,7 @@ from django_durable_tasks.models.cluster import NodeQuerySet, lease_name
 from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.schedules.misfires import QUARANTINED
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.connections import PLACES
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
 from django_durable_tasks.store.tables import database, read, tasks
 from django_durable_tasks.tasks import operator_actions
@@ -164,8 +165,8 @@ def vitals(queryset: NodeQuerySet) -> list[NodeHealth]:
 # Called by the admin and the command line.
 
 
-_PER_CHILD, _PER_THREAD, PER_SCHEDULER = 3, 2, 8
-_FORKING = "prefork"
+_PER_CHILD, PER_SCHEDULER = 3, 8
+_FORKING, _THREADS = "prefork", "thread"
 LATE = timedelta(seconds=10)
 COUNTED = 1_000
 ALERTS = 100
@@ -221,10 +222,10 @@ class Overview:
         return is_silent(node, self.now)
 
 
-def overview(known: Collection[str]) -> Overview:
+def overview(registered: Collection[str]) -> Overview:
     """Read the state; the number of statements does not depend on the number of tasks.
 
-    ``known`` contains the names of the tasks that this process has registered.
+    ``registered`` contains the names of the tasks that this process has registered.
     """
     now = database_now()
     lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
@@ -246,7 +247,7 @@ def overview(known: Collection[str]) -> Overview:
         quarantined=BoundedCount.of(
             recurring().paused().filter(status_reason=QUARANTINED), COUNTED
         ),
-        unknown=_unknown(known),
+        unknown=_unknown(registered),
         limits=operator_limits.limits_with_waiting_tasks(
             {depth.queue: depth.due for depth in depths if depth.paused_at is None}
         ),
@@ -255,11 +256,11 @@ def overview(known: Collection[str]) -> Overview:
     )
 
 
-def _unknown(known: Collection[str]) -> dict[str, int]:
+def _unknown(registered: Collection[str]) -> dict[str, int]:
     numbers = Counter[str]()
     # Each has an index of its own.
     for waiting in (tasks().published_alone(), tasks().waiting_for_batch(), tasks().queued()):
-        unregistered = waiting.exclude(name__in=list(known)).order_by().values_list("name")
+        unregistered = waiting.exclude(name__in=list(registered)).order_by().values_list("name")
         numbers.update(dict(unregistered.annotate(number=Count("*"))))
     return dict(sorted(numbers.items()))
 
@@ -269,7 +270,8 @@ def connections_needed(all_nodes: Sequence[Node]) -> int:
 
     A prefork child has three: for gate and endings, for its heartbeat, and for the task function.
     Its parent has one, for the heartbeat of the node. Other pools have two for the heartbeats of
-    node and runs, and two per thread. A scheduler has eight, two of them to receive notifications.
+    node and runs, and two per thread: for gate and endings, where a pool of threads has at most
+    PLACES, and for the task function. A scheduler has eight, two of them to receive notifications.
     """
     number = 0
     for node in all_nodes:
@@ -278,7 +280,9 @@ def connections_needed(all_nodes: Sequence[Node]) -> int:
         elif node.pool == _FORKING:
             number += 1 + _PER_CHILD * node.concurrency
         else:
-            number += 2 + _PER_THREAD * node.concurrency
+            is_limited = node.pool == _THREADS
+            for_runs = min(node.concurrency, PLACES) if is_limited else node.concurrency
+            number += 2 + for_runs + node.concurrency
     return number
 
 

@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -50,6 +51,7 @@ from django_durable_tasks.command.subcommand import (
     count,
     subcommand,
 )
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.schedules import sync
@@ -132,7 +134,7 @@ def dev(options: Options, out: Output) -> int:
     with requests.handled():
         if is_second:
             return _run_code(options, lines, requests, watches=True)
-        problem = _problem() or _import_problem()
+        problem = _problem() or _import_problem() or _address_problem(options["web"])
         if problem is not None:
             out.note(problem)
             return UNHEALTHY
@@ -205,7 +207,8 @@ def _problem() -> str | None:
         )
     if plan:
         labels = ", ".join(sorted({migration.app_label for migration, _ in plan}))
-        return f"{len(plan)} migrations of {labels} are not applied: run `manage.py migrate`."
+        migrations = counted(len(plan), f"migration of {labels} is", f"migrations of {labels} are")
+        return f"{migrations} not applied: run `manage.py migrate`."
     broker = inspect.broker_problem()
     if broker is not None:
         return (
@@ -220,8 +223,28 @@ def _import_problem() -> str | None:
     problem = inspect.load_tasks()
     if problem is not None:
         return f"The modules of tasks cannot be imported ({problem}): correct the module."
-    found = checks.run_checks(databases=[conf.settings().DATABASE])
-    return "\n".join(str(message) for message in found if message.is_serious()) or None
+    messages = checks.run_checks(databases=[conf.settings().DATABASE])
+    return "\n".join(str(message) for message in messages if message.is_serious()) or None
+
+
+def _address_problem(address: str | None) -> str | None:
+    """Return why the development server cannot listen, or None."""
+    if address is None:
+        return None
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As the development server does: connections that were closed a minute ago are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except OSError as error:
+            free_port = int(port) % 65_535 + 1
+            return (
+                f"The development server cannot listen at {address} ({error.strerror}): choose"
+                f" another port, for example --web {free_port}."
+            )
+    return None
 
 
 # Code reload ------------------------------------------------------------------------------------
@@ -282,7 +305,7 @@ def _run_and_reload(lines: Lines, requests: StopRequests, web: Sequence[Child]) 
         )
         try:
             while code.code is None and not requests.wait(_POLL):
-                pass
+                web = _alive(web, lines)
             if requests:
                 # It waits for running tasks, and receives a second Ctrl-C itself.
                 stop([code], _GRACE_OF_CODE)
@@ -293,9 +316,23 @@ def _run_and_reload(lines: Lines, requests: StopRequests, web: Sequence[Child]) 
             continue
         lines.write("dev", "Waiting for a change of the code.", "wait")
         while (changed := files.changed()) is None:
+            web = _alive(web, lines)
             if requests.wait(_POLL):
                 return UNHEALTHY
         lines.write("dev", f"{changed.name} changed: starting.")
+
+
+def _alive(web: Sequence[Child], lines: Lines) -> Sequence[Child]:
+    """Return ``web``, or nothing after the development server ended by itself."""
+    for child in web:
+        if child.code is not None:
+            lines.write(
+                child.name,
+                f"ended with exit code {child.code}. Press Ctrl-C and start again to run it.",
+                "bad",
+            )
+            return ()
+    return web
 
 
 # Scheduler and worker ---------------------------------------------------------------------------
@@ -309,7 +346,7 @@ _HIDDEN = re.compile(
 # The frames above the function of a task in each of its tracebacks.
 _CALLERS_OF_TASKS = re.compile(
     r'  File ".*/(celery/app/trace|django_durable_tasks/celery/(gate|task))\.py", line \d+, in '
-    r"(trace_task|__call__|_receive|run_message|run_body|_plain_body|call_function)$"
+    r"\w+$"
 )
 # Celery warns of DEBUG and of the superuser, which is common in containers for development.
 _WARNINGS = "ignore:Using settings.DEBUG,ignore:You're running the worker with superuser"
@@ -353,14 +390,12 @@ def _run_code(
                 processes.stop(_GRACE_OF_RELOAD, requests)
                 report.poll(processes.has_node)
                 return RELOAD
-            ended = next((one for one in processes.all if one.code is not None), None)
+            ended = next((process for process in processes.all if process.code is not None), None)
             if ended is not None and not requests:  # Ctrl-C reaches all processes
                 lines.write(ended.name, f"ended with exit code {ended.code}", "bad")
                 processes.stop(_GRACE_OF_RELOAD, requests)
                 return UNHEALTHY
-            if any(one.code is not None for one in web):
-                lines.write("web", "ended", "bad")
-                web = ()
+            web = _alive(web, lines)
         processes.stop(_GRACE_OF_STOP, requests)
         report.poll(processes.has_node)
         return OK
@@ -396,7 +431,8 @@ class _Processes:
         )
         self.scheduler = Child(
             "scheduler",
-            manage("run_scheduler", "--node-id", f"{name}-scheduler"),
+            # This process has run the system checks and printed their warnings.
+            manage("run_scheduler", "--node-id", f"{name}-scheduler", "--skip-checks"),
             on_line=loud,
             defers_interrupts=True,
         )
@@ -428,14 +464,16 @@ class _Processes:
         """Let running tasks finish for ``grace`` seconds, or until Ctrl-C is pressed once more.
         Then interrupt them; they run again as soon as a worker is there.
         """
-        left = stop(self.all, _POLL, requests)
-        if self.worker in left and (number := self._running()):
-            tasks = "1 running task" if number == 1 else f"{number} running tasks"
+        running = stop(self.all, _POLL, requests)
+        if self.worker in running and (number := self._running()):
             self._lines.write(
-                "dev", f"Waiting for {tasks}, {grace:g} s at most. Ctrl-C interrupts.", "wait"
+                "dev",
+                f"Waiting for {counted(number, 'running task')}, {grace:g} s at most."
+                " Ctrl-C interrupts.",
+                "wait",
             )
-        left = stop(left, grace, requests)
-        if self.worker in left:
+        running = stop(running, grace, requests)
+        if self.worker in running:
             if self._pool == "prefork":
                 self.worker.send(signal.SIGQUIT)  # it ends its children, too
                 self.worker.wait(_GRACE_OF_OTHERS)
@@ -467,8 +505,8 @@ class _Processes:
 
     def _node_of_worker(self) -> Node | None:
         workers = Node.objects.using(database()).filter(kind=NodeKind.WORKER)
-        mine = workers.filter(host=platform.node(), pid=self.worker.pid)
-        return mine.order_by("-started_at").first()
+        nodes = workers.filter(host=platform.node(), pid=self.worker.pid)
+        return nodes.order_by("-started_at").first()
 
     def _running(self) -> int:
         """Return how many tasks the worker runs; 0 if the database does not answer."""

@@ -65,8 +65,8 @@ class Lines:
         head = self.coloured(name.ljust(_NAME_WIDTH), name if name in _COLOURS else "dev")
         with self._lock:
             for line in text.splitlines():
-                shown = self.coloured(line, colour) if colour else line
-                self._stream.write(f"{now} {head} {shown}\n")
+                coloured_line = self.coloured(line, colour) if colour else line
+                self._stream.write(f"{now} {head} {coloured_line}\n")
             self._stream.flush()
 
 
@@ -170,10 +170,10 @@ class Report:
         self._entries = {pk for pk in self._entries if pk > self._last_entry - _READ_AGAIN}
 
     def _ended(self, entry: TaskExecutionLog) -> None:
-        said, colour = _OUTCOMES[LogStatus(entry.status)]
+        verb, colour = _OUTCOMES[LogStatus(entry.status)]
         task = entry.task
         took = "" if entry.duration is None else f" after {_duration(entry.duration)}"
-        text = f"{_title(task)} {said}{took}{_attempt(entry.attempt_number)}"
+        text = f"{_title(task)} {verb}{took}{_attempt(entry.attempt_number)}"
         if entry.error_message and entry.status != LogStatus.SUCCESS:
             text = f"{text}: {cell(hidden(entry.error_message))}"
         if entry.status in (LogStatus.RETRY, LogStatus.LOST) and task.due_at is not None:
@@ -226,7 +226,7 @@ class Report:
     def _is_repeated(self, text: str) -> bool:
         """Return whether the same reason was printed for another task that still waits."""
         reason = text.partition(" ")[2].partition(" ")[2]
-        return any(other.endswith(f" {reason}") for other in self._explained.values())
+        return any(explained.endswith(f" {reason}") for explained in self._explained.values())
 
 
 def _title(task: Any) -> str:

@@ -266,11 +266,11 @@ def _badge(remarks: Sequence[str]) -> str:
     return " ".join(dict.fromkeys(badges))
 
 
-def _listed(shown: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+def _listed(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     """Return the fires as a table, with their remarks in full below it."""
     rows = [{**row, "dst": _badge(row["remarks"])} for row in rows]
     remarks = [f"  {plain(row['nominal'])}  {remark}" for row in rows for remark in row["remarks"]]
-    lines = [table(shown, rows, "no fire"), *(["", "remarks:", *remarks] if remarks else [])]
+    lines = [table(columns, rows, "no fire"), *(["", "remarks:", *remarks] if remarks else [])]
     return "\n".join(lines)
 
 

@@ -109,7 +109,7 @@ class _Listing:
     ``rows`` returns a queryset, or a list if there is only one page; ``row`` returns one of them as
     it is printed. ``columns`` are those of the table; JSON has all values. ``lookups`` are the
     filters by their options, ``takes`` the options that ``rows`` reads. ``key`` is the type of the
-    ids at which pages end, and ``key_is`` says it.
+    ids at which pages end, and ``key_is`` describes it.
     """
 
     rows: Callable[[Options], Any]

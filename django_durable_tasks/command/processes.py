@@ -29,9 +29,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def manage(*arguments: str) -> list[str]:
     """Return the command line of a management command, run as this process was."""
-    given = len(sys.argv) - 1
-    own = get_child_arguments()
-    return [*(own[:-given] if given else own), *arguments]
+    count = len(sys.argv) - 1
+    child_arguments = get_child_arguments()
+    return [*(child_arguments[:-count] if count else child_arguments), *arguments]
 
 
 def celery_worker(*options: str, quiet: bool = False) -> list[str]:
@@ -130,15 +130,15 @@ class Child:
 
 def _environment() -> dict[str, str]:
     """Return the environment of children: modules are found where this process finds them."""
-    own = {name: text for name, text in os.environ.items() if name != DJANGO_AUTORELOAD_ENV}
+    environment = {name: text for name, text in os.environ.items() if name != DJANGO_AUTORELOAD_ENV}
     script, is_module = Path(sys.argv[0]), getattr(sys.modules["__main__"], "__spec__", None)
     # With `python -m django` the script is in Django's own folder, whose `http` is not Python's.
     if is_module is None and script.suffix == ".py" and script.exists():
-        known = own.get("PYTHONPATH", "")
-        own["PYTHONPATH"] = os.pathsep.join(
-            [str(script.resolve().parent), *([known] if known else [])]
+        python_path = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(script.resolve().parent), *([python_path] if python_path else [])]
         )
-    return {**own, "PYTHONUNBUFFERED": "1"}
+    return {**environment, "PYTHONUNBUFFERED": "1"}
 
 
 class StopRequests:
@@ -193,10 +193,10 @@ def stop(
     for child in children:
         child.send(signal.SIGTERM)
     began = time.monotonic()
-    left = [child for child in children if child.code is None]
-    while left and time.monotonic() - began < grace:
+    running = [child for child in children if child.code is None]
+    while running and time.monotonic() - began < grace:
         if requests is not None and requests.interrupts > 1:
             break
-        left[0].wait(_LOOK_INTERVAL)
-        left = [child for child in left if child.code is None]
-    return left
+        running[0].wait(_LOOK_INTERVAL)
+        running = [child for child in running if child.code is None]
+    return running

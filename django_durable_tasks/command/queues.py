@@ -23,6 +23,7 @@ from django_durable_tasks.command.subcommand import (
     values,
 )
 from django_durable_tasks.command.tasks import tasks
+from django_durable_tasks.counted import counted
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.scopes import SCOPE_FORMS
@@ -67,9 +68,9 @@ def pause(options: Options, out: Output) -> int:
         refuse("--until and --tenant need --recurring.")
     queue = options["queue"]
     checked_name("queue", queue)
-    known = {depth.queue for depth in queues.depths(database_now(), inspect.declared_queues())}
-    if queue not in known and not options["unused"]:
-        hint = did_you_mean(queue, known)
+    names = {depth.queue for depth in queues.depths(database_now(), inspect.declared_queues())}
+    if queue not in names and not options["unused"]:
+        hint = did_you_mean(queue, names)
         refuse(
             f"No queue named {queue!r} is in use.{hint and f' {hint}'} Nothing was paused."
             " To pause a queue before it is used, add --unused."
@@ -123,7 +124,9 @@ def republish(options: Options, out: Output) -> int:
         publisher.republish_queued, selected, options, dry_run=options["dry_run"], progress=out.note
     ).value
     if options["dry_run"]:
-        lines = [f"{queue}: {number} messages" for queue, number in result.queued.items()]
+        lines = [
+            f"{queue}: {counted(number, 'message')}" for queue, number in result.queued.items()
+        ]
         text = "\n".join(lines) or "nothing is queued"
         return out.report(text, dry_run=True, would_republish=result.queued)
     done = result.published.total()
@@ -133,12 +136,13 @@ def republish(options: Options, out: Output) -> int:
             f"The broker does not accept messages ({result.error}). The tasks are published again"
             " when it does."
         )
-        text = f"{done} of {sum(result.queued.values())} messages published"
+        text = f"{done} of {counted(sum(result.queued.values()), 'message')} published"
         return out.report(text, UNHEALTHY, **data, complete=False)
     for queue, number in result.rejected.items():
-        out.note(f"The broker rejects the messages of queue {queue}: {number} tasks wait.")
+        waiting = counted(number, "task waits", "tasks wait")
+        out.note(f"The broker rejects the messages of queue {queue}: {waiting}.")
     return out.report(
-        f"{done} messages published",
+        f"{counted(done, 'message')} published",
         UNHEALTHY if result.rejected else OK,
         **data,
         rejected=dict(result.rejected),
@@ -157,10 +161,10 @@ def prune(options: Options, out: Output) -> int:
     dry_run = options["dry_run"]
     outcome = perform(retention.prune_all, None, options, dry_run=dry_run, progress=out.note)
     if dry_run:
-        lines = [f"{status}: {number} tasks" for status, number in outcome.value.items()]
+        lines = [f"{status}: {counted(number, 'task')}" for status, number in outcome.value.items()]
         text = "\n".join(lines) or "no retention is set: nothing is deleted"
         return out.report(text, dry_run=True, would_delete=outcome.value)
-    return out.report(f"{outcome.changed} tasks deleted", deleted=outcome.changed)
+    return out.report(f"{counted(outcome.changed, 'task')} deleted", deleted=outcome.changed)
 
 
 _LIMIT = ("scope", "source", "max_concurrency", "taken", "rate", "tokens", "waiting")
@@ -225,10 +229,17 @@ def rotate_keys(options: Options, out: Output) -> int:
         key_rotation.rotate_keys, None, options, dry_run=dry_run, progress=progress
     ).value
     remain = sum(result.remaining.values())
-    lines = [] if dry_run else [f"{result.changed} rows were encrypted again."]
-    lines += [f"{name}: {number} rows remain" for name, number in result.remaining.items()]
+    lines = (
+        [] if dry_run else [f"{counted(result.changed, 'row was', 'rows were')} encrypted again."]
+    )
+    lines += [
+        f"{name}: {counted(number, 'row remains', 'rows remain')}"
+        for name, number in result.remaining.items()
+    ]
     if result.error:
-        lines.append(f"{result.failed} rows could not be decrypted. The first: {result.error}")
+        lines.append(
+            f"{counted(result.failed, 'row')} could not be decrypted. The first: {result.error}"
+        )
     elif not remain:
         lines.append("All encrypted rows have the first key: the others can be removed.")
     return out.report(

@@ -383,11 +383,11 @@ def sync(options: Options, out: Output) -> int:
 
 
 def _what(step: SyncStep) -> str:
-    parts = [
+    remarks = [
         f"{column}: {old!r} -> {new!r}" for column, (old, new) in hidden(dict(step.changes)).items()
     ]
-    parts += [f"{', '.join(step.edited)}: an operator's own value stays"] if step.edited else []
-    return "; ".join([*([step.reason] if step.reason else []), *parts])
+    remarks += [f"{', '.join(step.edited)}: an operator's own value stays"] if step.edited else []
+    return "; ".join([*([step.reason] if step.reason else []), *remarks])
 
 
 def after_migrate(*, using: str, verbosity: int = 1, stdout: Any = None, **_: Any) -> None:

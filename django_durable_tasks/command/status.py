@@ -27,11 +27,13 @@ from django_durable_tasks.command.subcommand import (
     subcommand,
     table,
 )
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.limits.operator_limits import limit_waits
 from django_durable_tasks.limits.scopes import waiting
 from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
+from django_durable_tasks.store.errors import is_unmigrated, reason_of
 from django_durable_tasks.tasks.explanations import ago
 
 # ``durable status`` -------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ def _alarms(seen: Overview) -> list[str]:
             )
     number = seen.dead_letters
     if number > settings.DEAD_LETTERS_MAX:
-        letters = "1 dead letter is open" if number == 1 else f"{number} dead letters are open"
+        letters = f"{counted(number, 'dead letter is', 'dead letters are')} open"
         texts.append(f"{letters} (DEAD_LETTERS_MAX {settings.DEAD_LETTERS_MAX}).")
     return texts
 
@@ -103,21 +105,13 @@ def _warnings(seen: Overview, broker: str | None) -> list[str]:
         queue = f"Queue {depth.queue}"
         if depth.misrouted_at is not None and seen.now - depth.misrouted_at < MISROUTED_FOR:
             number = depth.misrouted
-            messages = (
-                "1 message for its tasks was"
-                if number == 1
-                else f"{number} messages for its tasks were"
-            )
+            messages = counted(number, "message for its tasks was", "messages for its tasks were")
             texts.append(
                 f"{queue}: {messages} consumed from another queue and started nothing, the last one"
                 f" {_since(depth.misrouted_at, seen)} ago from {depth.misrouted_from}."
             )
         if depth.late:
-            runs = (
-                "1 run takes longer than its"
-                if depth.late == 1
-                else f"{depth.late} runs take longer than their"
-            )
+            runs = counted(depth.late, "run takes longer than its", "runs take longer than their")
             texts.append(f"{queue}: {runs} expected duration.")
         if depth.paused_at is not None:
             why = f": {depth.reason}" if depth.reason else ""
@@ -148,10 +142,10 @@ def _warnings(seen: Overview, broker: str | None) -> list[str]:
     silent = [node for node in seen.nodes if seen.is_silent(node)]
     texts += [f"Node {node.name} missed its heartbeats." for node in silent]
     versions = [node.versions for node in seen.nodes if node.versions and node not in silent]
-    for part in ("package", "tzdata"):
-        releases = sorted({str(version.get(part)) for version in versions})
+    for package in ("package", "tzdata"):
+        releases = sorted({str(version.get(package)) for version in versions})
         if len(releases) > 1:
-            texts.append(f"The nodes have different releases of {part}: {', '.join(releases)}.")
+            texts.append(f"The nodes have different releases of {package}: {', '.join(releases)}.")
     texts += [
         f"{waiting(number)} for {name}, which this process does not have."
         for name, number in seen.unknown.items()
@@ -168,18 +162,20 @@ def _untimed(node: Node) -> str:
     if node.pool in ("", "prefork"):
         return ""
     number = 0
-    for options in (registry.get(name).options for name in sorted(registry.names())):
-        is_limited = options.timeout is not None or options.soft_timeout is not None
+    for task in map(registry.get, sorted(registry.names())):
+        options = task.options
+        is_cancelled = task.is_async and node.pool in ("thread", "solo")
         # The functions of this package check their limits by themselves. A task to which Celery's
         # routing gives no queue is reported by a system check.
-        if is_limited and not options.name.startswith("django_durable_tasks."):
+        is_ours = options.name.startswith("django_durable_tasks.")
+        if options.is_limited_in_time and not is_cancelled and not is_ours:
             with suppress(DurableTasksError):
                 number += ports.queue_of(options.name, options.queue) in node.queues
     if not number:
         return ""
     return (
         f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt"
-        f" {'1 task' if number == 1 else f'{number} tasks'} with time limits."
+        f" {counted(number, 'task')} with time limits."
     )
 
 
@@ -200,9 +196,10 @@ def _connections(seen: Overview) -> str:
     workers, schedulers = seen.alive(NodeKind.WORKER), seen.alive(NodeKind.SCHEDULER)
     concurrency = sum(node.concurrency for node in workers)
     return (
-        f"connections: at most {seen.connections_needed} for {len(workers)} workers with a"
-        f" concurrency of {concurrency} (3 a prefork child, 1 a parent) and {len(schedulers)}"
-        f" schedulers ({PER_SCHEDULER} each), and 1 a web thread or process; {allowed}"
+        f"connections: at most {seen.connections_needed} for {counted(len(workers), 'worker')}"
+        f" with a concurrency of {concurrency} (3 a prefork child, 1 a parent) and"
+        f" {counted(len(schedulers), 'scheduler')} ({PER_SCHEDULER} each), and 1 a web thread or"
+        f" process; {allowed}"
     )
 
 
@@ -332,13 +329,14 @@ def health(options: Options, out: Output) -> int:
         health --node scheduler-a
     """
     name = options["node"]
-    wanted = {"name": name} if name else {"host": platform.node()}
+    filters = {"name": name} if name else {"host": platform.node()}
     try:
         with dedicated_connection(_TIMEOUTS):
-            node_vitals = vitals(Node.objects.filter(**wanted))
+            node_vitals = vitals(Node.objects.filter(**filters))
     except Error as error:
         # That is not a reason to restart a process that waits for the database.
-        out.note(f"The database is not available, so the state of the nodes is unknown: {error}")
+        reason = reason_of(error) if is_unmigrated(error) else str(error).strip()
+        out.note(f"The nodes cannot be read, so the state of the nodes is unknown: {reason}")
         return out.emit({"healthy": None, "nodes": []}, "unknown")
     healthy = bool(node_vitals) and not any(vital.fault for vital in node_vitals)
     rows = [

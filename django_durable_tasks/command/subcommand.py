@@ -149,11 +149,11 @@ def table(
     ]
 
     def laid(line: Sequence[str]) -> str:
-        parts = (
+        cells = (
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(line, widths, numeric, strict=True)
         )
-        return "  ".join(parts).rstrip()
+        return "  ".join(cells).rstrip()
 
     return "\n".join(laid(line) for line in [heads, *body])
 
@@ -202,7 +202,7 @@ def facts_of(row: Model, *without: str) -> dict[str, Any]:
 class Subcommand:
     """One subcommand of ``manage.py durable``; ``run`` returns an exit code.
 
-    The docstring of ``run`` is its help: a paragraph that says what it does, and after the line
+    The docstring of ``run`` is its help: a paragraph with what it does, and after the line
     ``Examples:`` one example a line; a line that is indented more continues the one before. A
     subcommand that changes data names its operations, whose titles, help texts and fields it shows.
     """
@@ -215,7 +215,7 @@ class Subcommand:
 
     @property
     def summary(self) -> str:
-        """The paragraph that says what it does."""
+        """The paragraph that describes what it does."""
         return " ".join(self._help[0].split())
 
     @property
@@ -352,7 +352,7 @@ def tenant_named(slug: str) -> Tenant:
 
 Declaration = Callable[[ArgumentParser], Any]
 """Adds arguments to a parser, or to a group of one."""
-# Years. An instant outside of them is a mistake, and later ones cannot be converted to every zone.
+# Years. An instant outside of them is a typing error; later ones cannot be converted to all zones.
 _FIRST_YEAR, _LAST_YEAR = 1900, 2500
 # Django reserves ``args`` among the options of a command.
 _RESERVED = {"args": "new_args", "kwargs": "new_kwargs"}
@@ -404,7 +404,14 @@ def task_id(text: str) -> uuid.UUID:
 
 def letter_id(text: str) -> uuid.UUID | int:
     """Read the id of a task or the number of a dead letter."""
-    return int(text) if text.isdecimal() else task_id(text)
+    if text.isdecimal():
+        return int(text)
+    try:
+        return task_id(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(
+            f"{text!r} is neither the id of a task (a UUID) nor the number of a dead letter"
+        ) from None
 
 
 def count(text: str) -> int:

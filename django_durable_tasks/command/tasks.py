@@ -33,6 +33,7 @@ from django_durable_tasks.command.subcommand import (
     task_id,
     values,
 )
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
@@ -123,17 +124,17 @@ def _task_ids(named: Sequence[uuid.UUID | int]) -> list[uuid.UUID]:
     )
     missing = [number for number in numbers if number not in task_of_letter]
     if missing:
-        refuse(f"There is no dead letter {missing[0]}.")
+        refuse(f"There is no dead letter {missing[0]}. `durable list dead-letters` lists them.")
     return [task_of_letter[key] if isinstance(key, int) else key for key in named]
 
 
 def _left_unchanged(ids: Sequence[uuid.UUID], changed: Collection[Any]) -> list[dict[str, Any]]:
     """Return the named tasks that are not changed, each with the reason."""
-    others = [key for key in ids if key not in changed]
-    status = dict(tasks().filter(pk__in=others).values_list("pk", "status")) if others else {}
+    unchanged = [key for key in ids if key not in changed]
+    status = dict(tasks().filter(pk__in=unchanged).values_list("pk", "status")) if unchanged else {}
     return [
         {"id": key, "why": f"it is {status[key]}" if key in status else "there is no such task"}
-        for key in others
+        for key in unchanged
     ]
 
 
@@ -145,12 +146,12 @@ def _selects_graph(options: Options, *names: str) -> bool:
     """Return whether one of these options selects the tasks; exits if they are selected in two
     ways.
     """
-    given = [name for name in names if options[name] is not None]
-    if len(given) > 1 or (
-        given and (options["ids"] or _has_filter(options) or options["limit"] is not None)
+    selectors = [name for name in names if options[name] is not None]
+    if len(selectors) > 1 or (
+        selectors and (options["ids"] or _has_filter(options) or options["limit"] is not None)
     ):
-        refuse(f"--{given[0]} selects the tasks: do not give ids, filters or --limit with it.")
-    return bool(given)
+        refuse(f"--{selectors[0]} selects the tasks: do not give ids, filters or --limit with it.")
+    return bool(selectors)
 
 
 # Operations on querysets --------------------------------------------------------------------------
@@ -184,13 +185,13 @@ def _change(
     chosen = {row[task] for row in rows}
     if of_letters:
         closed = "it has no open dead letter"
-        left = [{"id": key, "why": closed} for key in ids if key not in chosen]
+        left_alone = [{"id": key, "why": closed} for key in ids if key not in chosen]
     else:
-        left = _left_unchanged(ids, chosen)
+        left_alone = _left_unchanged(ids, chosen)
     if options["dry_run"]:
-        lines = [f"{command} would change {len(rows)} rows:", table(columns, rows)]
-        text = "\n".join([*(lines if rows else ["nothing would change"]), *_left_lines(left)])
-        return out.report(text, dry_run=True, would_change=rows, left_alone=left)
+        lines = [f"{command} would change {counted(len(rows), 'row')}:", table(columns, rows)]
+        text = "\n".join([*(lines if rows else ["nothing would change"]), *_left_lines(left_alone)])
+        return out.report(text, dry_run=True, would_change=rows, left_alone=left_alone)
     if operation.confirm and not (ids or len(rows) < 2 or options["yes"]):
         _require_confirmation(command, len(rows))
 
@@ -202,7 +203,7 @@ def _change(
             counts.update(perform(operation, every.filter(pk__in=batch), options).counts)
         except TransitionRefused as error:
             if len(batch) == 1:
-                left.append({"id": batch[0], "why": str(error)})
+                left_alone.append({"id": batch[0], "why": str(error)})
                 return
             # The refusal of one row has rolled back its whole batch.
             for key in batch:
@@ -213,17 +214,20 @@ def _change(
         if len(keys) > size:
             out.note(f"{min(start + size, len(keys))} of {len(keys)}")
     done = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
-    text = "\n".join([f"{command}: {done or 'nothing changed'}", *_left_lines(left)])
+    text = "\n".join([f"{command}: {done or 'nothing changed'}", *_left_lines(left_alone)])
     code = REFUSED if ids and not counts.total() else OK
-    return out.report(text, code, **counts, left_alone=left)
+    return out.report(text, code, **counts, left_alone=left_alone)
 
 
 def _require_confirmation(command: str, number: int) -> None:
-    refuse(f"{command} would change {number} rows: show them with --dry-run, confirm with --yes.")
+    refuse(
+        f"{command} would change {counted(number, 'row')}: show them with --dry-run, confirm with"
+        " --yes."
+    )
 
 
-def _left_lines(left: Sequence[dict[str, Any]]) -> list[str]:
-    return [f"  left unchanged {row['id']}: {row['why']}" for row in left]
+def _left_lines(left_alone: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"  left unchanged {row['id']}: {row['why']}" for row in left_alone]
 
 
 # Operations on graphs -----------------------------------------------------------------------------
@@ -257,22 +261,22 @@ def _change_named(
     """
     ids = _task_ids(options["ids"]) or refuse("Name the tasks by their ids.")
     chosen = list(tasks().filter(eligible, pk__in=ids).values_list("pk", flat=True))
-    left = _left_unchanged(ids, chosen)
+    left_alone = _left_unchanged(ids, chosen)
     if not chosen:
-        text = "\n".join([f"{out.command} changed 0 rows", *_left_lines(left)])
-        return out.report(text, REFUSED, left_alone=left)
+        text = "\n".join([f"{out.command} changed 0 rows", *_left_lines(left_alone)])
+        return out.report(text, REFUSED, left_alone=left_alone)
     report: GraphReport = perform(
         operation, tasks().filter(pk__in=chosen), options, dry_run=options["dry_run"]
     ).value
     number = sum(change.task_id in ids for change in report.changes)
-    return _emit_graph(report, options, out, left, {word: number})
+    return _emit_graph(report, options, out, left_alone, {word: number})
 
 
 def _emit_graph(
     report: GraphReport,
     options: Options,
     out: Output,
-    left: Sequence[dict[str, Any]] = (),
+    left_alone: Sequence[dict[str, Any]] = (),
     counts: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     columns = ("id", "step", "name", "before", "after", "reason")
@@ -292,12 +296,12 @@ def _emit_graph(
     lines = [f"{head}{'' if len(rows) == 1 else 's'}{':' if rows else ''}"]
     lines += [table(columns, rows)] if rows else []
     stop = "stop would be requested" if dry_run else "stop was requested"
-    lines += [*(f"  {stop}: {key}" for key in stopped), *_left_lines(left)]
+    lines += [*(f"  {stop}: {key}" for key in stopped), *_left_lines(left_alone)]
     data: dict[str, Any] = {**counts, "changed": rows, "stop_requested": stopped}
     if dry_run:
         data = {"dry_run": True, "would_change": rows, "would_request_stop": stopped}
     code = OK if dry_run or report.total else REFUSED
-    return out.report("\n".join(lines), code, **data, left_alone=list(left))
+    return out.report("\n".join(lines), code, **data, left_alone=list(left_alone))
 
 
 # Subcommands --------------------------------------------------------------------------------------

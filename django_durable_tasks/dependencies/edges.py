@@ -28,8 +28,8 @@ from django_durable_tasks.store.postgresql import NULL, copied, copy_time, copyi
 
 def edges() -> TaskDependencyQuerySet:
     """Return a queryset of all edges and gates."""
-    found: TaskDependencyQuerySet = TaskDependency.objects.using(tables.database()).unguarded()
-    return found
+    queryset: TaskDependencyQuerySet = TaskDependency.objects.using(tables.database()).unguarded()
+    return queryset
 
 
 def write_outcomes(outcomes: Mapping[int, tuple[str, EdgeOutcome]]) -> None:
@@ -57,8 +57,8 @@ def force(tasks: Iterable[uuid.UUID], *, by: str) -> None:
 
     ``by`` is the user. If an upstream is replayed later, its edges become unresolved again.
     """
-    these = edges().above(tasks).filter(_UNMET | Q(resolved_at__isnull=True))
-    these.update(resolved_at=tables.NOW, outcome=FORCED, met=True, resolved_by=by[:200])
+    unmet = edges().above(tasks).filter(_UNMET | Q(resolved_at__isnull=True))
+    unmet.update(resolved_at=tables.NOW, outcome=FORCED, met=True, resolved_by=by[:200])
 
 
 def waive(tasks: Iterable[uuid.UUID]) -> None:
@@ -69,8 +69,8 @@ def waive(tasks: Iterable[uuid.UUID]) -> None:
 def first_unmet(task_id: uuid.UUID) -> TaskDependency:
     """Return the unmet edge that was resolved first; raises TaskDependency.DoesNotExist."""
     unmet = edges().above([task_id]).filter(_UNMET, depends_on__isnull=False)
-    found: TaskDependency = unmet.order_by("resolved_at", "pk")[:1].get()
-    return found
+    edge: TaskDependency = unmet.order_by("resolved_at", "pk")[:1].get()
+    return edge
 
 
 def open_tallies(children: Iterable[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:
@@ -107,8 +107,8 @@ def tally_of(new_edges: Iterable[NewEdge]) -> EdgeCounts:
 
 def endings() -> EndingEventQuerySet:
     """Return a queryset of all ending events."""
-    found: EndingEventQuerySet = EndingEvent.objects.using(tables.database())
-    return found
+    queryset: EndingEventQuerySet = EndingEvent.objects.using(tables.database())
+    return queryset
 
 
 def insert_events_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
@@ -132,8 +132,8 @@ def insert_events_again(upstreams: Mapping[uuid.UUID, tuple[int, str]]) -> None:
 
 def workflow_runs() -> WorkflowRunQuerySet:
     """Return a queryset of all workflow runs."""
-    found: WorkflowRunQuerySet = WorkflowRun.objects.using(tables.database()).unguarded()
-    return found
+    queryset: WorkflowRunQuerySet = WorkflowRun.objects.using(tables.database()).unguarded()
+    return queryset
 
 
 # Inserts edges and gates. On PostgreSQL many are written by COPY.
@@ -184,13 +184,13 @@ def _insert(new_edges: Sequence[NewEdge]) -> None:
 def _insert_by_parts(new_edges: Sequence[NewEdge]) -> None:
     by_copy = len(new_edges) >= _COPIED and copy_time() is not None
     for first in range(0, len(new_edges), _BULK):
-        part = new_edges[first : first + _BULK]
+        chunk = new_edges[first : first + _BULK]
         if by_copy:
             with copying(sql("copy_edges")) as send:
-                for rows in _copied(part):
+                for rows in _copied(chunk):
                     send(rows)
         else:
-            records = (dict(zip(COLUMNS, edge, strict=False)) for edge in part)
+            records = (dict(zip(COLUMNS, edge, strict=False)) for edge in chunk)
             tables.count(sql("insert_edges"), {"rows": recordset(records)})
 
 
@@ -221,14 +221,14 @@ def sub_workflows_of(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[Workfl
     """
     inside: dict[uuid.UUID | None, list[WorkflowRun]] = defaultdict(list)
     roots = {row.root for row in rows}
-    parts = workflow_runs().filter(root__in=roots, parent__isnull=False).order_by("pk")
-    for part in parts.only("pk", "parent"):
-        inside[part.parent].append(part)
-    found = {row.pk: list(inside[row.pk]) for row in rows}
-    for below in found.values():
-        for part in below:
-            below += inside[part.pk]
-    return found
+    queryset = workflow_runs().filter(root__in=roots, parent__isnull=False).order_by("pk")
+    for run in queryset.only("pk", "parent"):
+        inside[run.parent].append(run)
+    sub_workflows = {row.pk: list(inside[row.pk]) for row in rows}
+    for below in sub_workflows.values():
+        for run in below:
+            below += inside[run.pk]
+    return sub_workflows
 
 
 def request_cancel_runs(queryset: WorkflowRunQuerySet, reason: str) -> int:
@@ -241,14 +241,16 @@ def request_cancel_runs(queryset: WorkflowRunQuerySet, reason: str) -> int:
     if not requested:
         return 0
     flags: dict[uuid.UUID, str] = {}
-    parts = sub_workflows_of(requested)
+    sub_workflows = sub_workflows_of(requested)
     for run in requested:
-        flags |= dict.fromkeys((part.pk for part in parts[run.pk]), f"{reason} of {run.name}"[:200])
+        flags |= dict.fromkeys(
+            (sub.pk for sub in sub_workflows[run.pk]), f"{reason} of {run.name}"[:200]
+        )
     flags |= {run.pk: reason[:200] for run in requested}
     with tables.atomic():
         unflagged = workflow_runs().open().filter(pk__in=list(flags), cancel_requested_at=None)
         locked = list(unflagged.order_by("pk").select_for_update().values_list("pk", flat=True))
         for text in sorted({flags[key] for key in locked}):
-            these = workflow_runs().filter(pk__in=[key for key in locked if flags[key] == text])
-            these.update(cancel_requested_at=tables.NOW, reason=text, updated_at=tables.NOW)
+            runs = workflow_runs().filter(pk__in=[key for key in locked if flags[key] == text])
+            runs.update(cancel_requested_at=tables.NOW, reason=text, updated_at=tables.NOW)
     return len({run.pk for run in requested} & set(locked))

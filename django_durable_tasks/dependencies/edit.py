@@ -150,14 +150,16 @@ def lock_tenant(tenant_id: int) -> None:
     list(this.select_for_update().values_list("pk"))
 
 
-def _lock_unstarted(task_id: uuid.UUID, others: Iterable[uuid.UUID] = ()) -> dict[uuid.UUID, Task]:
-    """Lock a task that has not started, together with ``others``; a QUEUED task becomes PENDING.
+def _lock_unstarted(
+    task_id: uuid.UUID, upstreams: Iterable[uuid.UUID] = ()
+) -> dict[uuid.UUID, Task]:
+    """Lock a task that has not started, together with ``upstreams``; a QUEUED task becomes PENDING.
 
     Raises InvalidDependency if the task does not exist, TransitionRefused if it has started.
     """
-    dependencies.lock_rows([task_id, *others])
+    dependencies.lock_rows([task_id, *upstreams])
     claims.return_to_pending(tables.tasks().filter(pk=task_id), 0)
-    rows = dependencies.lock_rows([task_id, *others])
+    rows = dependencies.lock_rows([task_id, *upstreams])
     row = rows.get(task_id)
     if row is None:
         raise InvalidDependency(f"There is no task {task_id}.")
@@ -235,8 +237,8 @@ def unlink(task_id: uuid.UUID, upstreams: Iterable[uuid.UUID]) -> list[TaskMessa
                 f"Task {task_id} does not wait for anything: {row.status if row else 'missing'}."
             )
         edges.edges().above([task_id]).below(upstreams).delete()
-        left = edges.edges().above([task_id]).filter(depends_on__isnull=False).count()
-        if row.join_count is not None and row.join_count >= left:
+        remaining = edges.edges().above([task_id]).filter(depends_on__isnull=False).count()
+        if row.join_count is not None and row.join_count >= remaining:
             row.join_count = None
             tables.tasks().filter(pk=task_id).update(join_count=None)
         return _reevaluate(row)

@@ -146,11 +146,11 @@ def cycle_in(upstreams: Mapping[N, Iterable[N]]) -> list[N]:
         if root in done:
             continue
         path: list[N] = [root]
-        on_path, rest = {root}, [iter(upstreams.get(root, ()))]
-        while rest:
-            above = next(rest[-1], None)
+        on_path, iterators = {root}, [iter(upstreams.get(root, ()))]
+        while iterators:
+            above = next(iterators[-1], None)
             if above is None:
-                rest.pop()
+                iterators.pop()
                 on_path.discard(path[-1])
                 done.add(path.pop())
             elif above in on_path:
@@ -158,7 +158,7 @@ def cycle_in(upstreams: Mapping[N, Iterable[N]]) -> list[N]:
             elif above not in done:
                 path.append(above)
                 on_path.add(above)
-                rest.append(iter(upstreams.get(above, ())))
+                iterators.append(iter(upstreams.get(above, ())))
     return []
 
 
@@ -175,9 +175,9 @@ def layers(upstreams: Mapping[N, Sequence[N]]) -> list[list[N]]:
         for above in dict.fromkeys(aboves):
             below.setdefault(above, []).append(node)
     layer = [node for node, number in waits.items() if not number]
-    found = []
+    ordered = []
     while layer:
-        found.append(layer)
+        ordered.append(layer)
         following = []
         for node in layer:
             for under in below.get(node, ()):
@@ -185,7 +185,7 @@ def layers(upstreams: Mapping[N, Sequence[N]]) -> list[list[N]]:
                 if not waits[under]:
                     following.append(under)
         layer = following
-    return found
+    return ordered
 
 
 # Edges as callers give them: upstreams are tasks, ids, results or steps.
@@ -200,27 +200,27 @@ class PlannedEdge:
     policy: str | None = None
 
 
-def upstream_id(given: Any) -> uuid.UUID:
+def upstream_id(upstream: Any) -> uuid.UUID:
     """Return the id of an existing task: of a Task object, a result, a UUID or its text; raises
     InvalidOption.
     """
-    found = getattr(given, "pk", None) or getattr(given, "id", None) or given
+    task_id = getattr(upstream, "pk", None) or getattr(upstream, "id", None) or upstream
     try:
-        return found if isinstance(found, uuid.UUID) else uuid.UUID(str(found))
+        return task_id if isinstance(task_id, uuid.UUID) else uuid.UUID(str(task_id))
     except ValueError:
         raise InvalidOption(
-            f"{given!r} is no task to wait for: give a Task, its id, or a step."
+            f"{upstream!r} is no task to wait for: give a Task, its id, or a step."
         ) from None
 
 
 def flat(upstreams: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
-    for given in upstreams:
-        if isinstance(given, Mapping):
-            yield from given.items()
-        elif isinstance(given, list | tuple | set | frozenset):
-            yield from flat(given)
-        elif given is not None:
-            yield given, DependencyType.MUST_SUCCEED.value
+    for upstream in upstreams:
+        if isinstance(upstream, Mapping):
+            yield from upstream.items()
+        elif isinstance(upstream, list | tuple | set | frozenset):
+            yield from flat(upstream)
+        elif upstream is not None:
+            yield upstream, DependencyType.MUST_SUCCEED.value
 
 
 def wish(option: str, kind: Any) -> tuple[str, str | None]:
@@ -236,12 +236,14 @@ def wish(option: str, kind: Any) -> tuple[str, str | None]:
 
 def edges_to(upstreams: Any, policy: str | None = None) -> dict[uuid.UUID, PlannedEdge]:
     """Return the edges of ``depends_on=``, by upstream; raises InvalidOption."""
-    found: dict[uuid.UUID, PlannedEdge] = {}
-    for given, kind in flat([upstreams]):
-        found_kind, own = wish("depends_on", kind)
-        edge = PlannedEdge(upstream=upstream_id(given), kind=found_kind, policy=own or policy)
-        if found.setdefault(upstream_id(given), edge) != edge:
+    edges: dict[uuid.UUID, PlannedEdge] = {}
+    for upstream, kind in flat([upstreams]):
+        checked_kind, own_policy = wish("depends_on", kind)
+        edge = PlannedEdge(
+            upstream=upstream_id(upstream), kind=checked_kind, policy=own_policy or policy
+        )
+        if edges.setdefault(upstream_id(upstream), edge) != edge:
             raise InvalidOption(
                 f"depends_on names task {edge.upstream} twice, with different types."
             )
-    return found
+    return edges

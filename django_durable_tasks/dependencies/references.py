@@ -59,9 +59,9 @@ def references_in(value: Any) -> list[Reference]:
     if isinstance(value, Reference):
         return [value]
     if isinstance(value, Mapping):
-        return [found for item in value.values() for found in references_in(item)]
+        return [reference for item in value.values() for reference in references_in(item)]
     if isinstance(value, list | tuple):
-        return [found for item in value for found in references_in(item)]
+        return [reference for item in value for reference in references_in(item)]
     return []
 
 
@@ -89,9 +89,9 @@ def referred(value: Any) -> set[uuid.UUID]:
     if isinstance(value, dict):
         if MARK in value:
             return {uuid.UUID(value[MARK])}
-        return {found for item in value.values() for found in referred(item)}
+        return {task_id for item in value.values() for task_id in referred(item)}
     if isinstance(value, list):
-        return {found for item in value for found in referred(item)}
+        return {task_id for item in value for task_id in referred(item)}
     return set()
 
 
@@ -102,14 +102,14 @@ def resolved(value: Any, results: Mapping[uuid.UUID, Any]) -> Any:
     """
     if isinstance(value, dict):
         if MARK in value:
-            return _part(results.get(uuid.UUID(value[MARK])), value["path"], value[MARK])
+            return _at_path(results.get(uuid.UUID(value[MARK])), value["path"], value[MARK])
         return {key: resolved(item, results) for key, item in value.items()}
     if isinstance(value, list):
         return [resolved(item, results) for item in value]
     return value
 
 
-def _part(result: Any, path: list[str | int], task_id: str) -> Any:
+def _at_path(result: Any, path: list[str | int], task_id: str) -> Any:
     for key in path if result is not None else ():
         try:
             result = result[key]

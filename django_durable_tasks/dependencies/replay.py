@@ -70,8 +70,8 @@ class LockedSubgraph:
 
     def runs_of(self, keys: Iterable[uuid.UUID]) -> set[uuid.UUID]:
         """Return the workflow runs of these tasks."""
-        found = (self.rows[key].workflow_id for key in keys)
-        return {run for run in found if run is not None}
+        run_ids = (self.rows[key].workflow_id for key in keys)
+        return {run for run in run_ids if run is not None}
 
     def doomed(self) -> set[uuid.UUID]:
         """Return the tasks that were skipped or failed because of an upstream."""
@@ -142,13 +142,13 @@ class LockedSubgraph:
 
         Tasks that were skipped or failed only because of other upstreams are not returned.
         """
-        found, frontier = set(sources), set(sources)
+        reached, frontier = set(sources), set(sources)
         while frontier:
             frontier = {
                 under for key in frontier for under in self.under.get(key, ()) if under in replayed
-            } - found
-            found |= frontier
-        return found
+            } - reached
+            reached |= frontier
+        return reached
 
     def force(self, forced: Iterable[uuid.UUID]) -> None:
         """Set the edges of force-run tasks to met, as ``edges.force`` did in the table."""
@@ -181,13 +181,13 @@ class LockedSubgraph:
             {key: self.needed_by(key, replayed) for key in sorted(waiting - self.forced)}
         )
         # Tasks that stay ended although their upstream is replayed get another cause.
-        others = {
+        causes = {
             key: unmet.upstream_id
             for key in dependents & self.doomed()
             if (unmet := self.first_unmet(key)) is not None
         }
-        roots = dict(tables.tasks().filter(pk__in=set(others.values())).values_list("pk", "cause"))
-        blamed = [(key, roots.get(other) or other) for key, other in others.items()]
+        roots = dict(tables.tasks().filter(pk__in=set(causes.values())).values_list("pk", "cause"))
+        blamed = [(key, roots.get(cause) or cause) for key, cause in causes.items()]
         for first in range(0, len(blamed), _BATCH):
             dependencies.blame(dict(blamed[first : first + _BATCH]))
 
@@ -283,9 +283,9 @@ def again(requested: Sequence[uuid.UUID], reason: str = "") -> list[uuid.UUID]:
         for key in sorted(below)
         if subgraph.rows[key].status in RELEASED and subgraph.needed_by(key, replayed)
     ]
-    these = tables.tasks().filter(pk__in=blocked)
-    claims.return_to_pending(these, 0)
-    dependencies.block(these)
+    tasks = tables.tasks().filter(pk__in=blocked)
+    claims.return_to_pending(tasks, 0)
+    dependencies.block(tasks)
     subgraph.blocked_again.update(blocked)
     subgraph.rearm(replayed)
     _write_replay(subgraph, replayed, {}, reason)
@@ -308,13 +308,13 @@ def _write_replay(
     for name in ("replay", "rerun"):
         keys = {key for key in needs if subgraph.rows[key].status in TRANSITIONS[name].sources}
         at_once = {key for key in needs if key in keys and not needs[key]}
-        for part, writes in (
+        for task_ids, writes in (
             (at_once & subgraph.requested, changes),
             (at_once - subgraph.requested, {}),
         ):
-            if part:
-                these = tables.tasks().filter(pk__in=sorted(part))
-                endings.replay(these, name, reason=reason, **writes)
+            if task_ids:
+                tasks = tables.tasks().filter(pk__in=sorted(task_ids))
+                endings.replay(tasks, name, reason=reason, **writes)
         blocked = [(key, subgraph.rows[key].epoch) for key in needs if key in keys and needs[key]]
         dependencies.replay_blocked(blocked, name, reason=reason)
     waiting = {key: number for key, number in needs.items() if number}
@@ -341,14 +341,14 @@ def _reopen_runs(keys: set[uuid.UUID]) -> None:
         .filter(Q(completed_at__isnull=False) | Q(cancel_requested_at__isnull=False))
     )
     for row in stopped.filter(key__isnull=False, open_key__isnull=True):
-        other = edges.workflow_runs().filter(tenant_id=row.tenant_id, open_key=row.key)
-        for key in other.values_list("pk", flat=True):
+        owners = edges.workflow_runs().filter(tenant_id=row.tenant_id, open_key=row.key)
+        for key in owners.values_list("pk", flat=True):
             raise TransitionRefused(
                 f"{row} cannot run again: its key {row.key!r} belongs to the open run {key}."
             )
     missed = Q(reason=DEADLINE) | Q(deadline_at__lte=tables.NOW)
-    these = [row.pk for row in stopped]
-    WorkflowRun.objects.using(tables.database()).unguarded().filter(pk__in=these).update(
+    run_ids = [row.pk for row in stopped]
+    WorkflowRun.objects.using(tables.database()).unguarded().filter(pk__in=run_ids).update(
         # The deadline first: MariaDB assigns from left to right.
         deadline_at=Case(When(missed, then=None), default=F("deadline_at")),
         status=WorkflowStatus.RUNNING,
@@ -365,10 +365,10 @@ def _unmet_edge_message(subgraph: LockedSubgraph, key: uuid.UUID) -> str:
     name = row.step or row.name
     upstream = edge.depends_on_id if edge else "one of its upstreams"
     outcome = edge.outcome if edge else "not met"
-    other = "force-run" if row.status == Status.SKIPPED else "force-complete"
+    action = "force-run" if row.status == Status.SKIPPED else "force-complete"
     return (
-        f"{name} ({key}) waits for task {upstream}, which is {outcome}: replay that one, or {other}"
-        " this one."
+        f"{name} ({key}) waits for task {upstream}, which is {outcome}: replay that one, or"
+        f" {action} this one."
     )
 
 

@@ -103,7 +103,7 @@ def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
     waiting = dependencies.blocked_dependents(task_id, SMALL + 1)
     if waiting is None:
         return _resolve_small(task_id)
-    if not waiting or len(waiting) > SMALL or any(one.unresolved > FEW for one in waiting):
+    if not waiting or len(waiting) > SMALL or any(task.unresolved > FEW for task in waiting):
         return ResolveResult(left=bool(waiting))
     ready = [task for task in waiting if task.unresolved == 1 and task.is_due]
     queues, fast_path = set[str](), ports.fast_path
@@ -115,8 +115,10 @@ def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
 
 
 def _resolve_small(task_id: uuid.UUID) -> ResolveResult:
-    mine = list(edges.endings().unresolved().filter(task_id=task_id).values_list("pk", flat=True))
-    if not mine:
+    event_ids = list(
+        edges.endings().unresolved().filter(task_id=task_id).values_list("pk", flat=True)
+    )
+    if not event_ids:
         return ResolveResult()
     waiting = edges.edges().below([task_id]).without_outcome().order_by()
     counts = list(
@@ -124,7 +126,7 @@ def _resolve_small(task_id: uuid.UUID) -> ResolveResult:
     )
     if len(counts) > SMALL or any(number > FEW for number in counts):
         return ResolveResult(left=True)
-    return _resolve(edges.endings().unresolved().filter(pk__in=mine), len(mine))
+    return _resolve(edges.endings().unresolved().filter(pk__in=event_ids), len(event_ids))
 
 
 def _resolve_met(
@@ -139,17 +141,19 @@ def _resolve_met(
     )
     if done is None:
         return _resolve(edges.endings().unresolved().filter(pk__in=list(events)), len(events))
-    found = ResolveResult(
+    result = ResolveResult(
         events=done.events,
         moved=done.moved,
         messages=claims.messages_for(done.queued),
         left=done.more,
     )
     if done.left and not done.more:
-        rest = _resolve(edges.endings().unresolved().filter(pk__in=list(done.left)), len(done.left))
-        found.moved += rest.moved
-        found.messages += rest.messages
-    return found
+        by_orm = _resolve(
+            edges.endings().unresolved().filter(pk__in=list(done.left)), len(done.left)
+        )
+        result.moved += by_orm.moved
+        result.messages += by_orm.messages
+    return result
 
 
 def resolve_given_endings(events: Iterable[int]) -> ResolveResult:
@@ -162,14 +166,17 @@ def resolve_given_endings(events: Iterable[int]) -> ResolveResult:
 
 @retry_on_deadlock
 def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
-    found = list(queryset.values_list("pk", flat=True)[:limit])
-    if not found:
+    event_ids = list(queryset.values_list("pk", flat=True)[:limit])
+    if not event_ids:
         return ResolveResult()
     with tables.atomic():
         # Locked by the primary key alone: MariaDB would keep the lock of another index's entry for
         # an event that it skips.
         locked = (
-            edges.endings().filter(pk__in=found).order_by("pk").select_for_update(skip_locked=True)
+            edges.endings()
+            .filter(pk__in=event_ids)
+            .order_by("pk")
+            .select_for_update(skip_locked=True)
         )
         events = [event for event in locked if not event.resolved]
         # The ending of a task that has been replayed since is not resolved anymore.
@@ -192,8 +199,8 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
                 event.pk for event in events if event.workflow_id is not None and event.delta
             ]
             edges.endings().filter(pk__in=counted).update(resolved=True)
-            others = {event.pk for event in events} - set(counted)
-            edges.endings().filter(pk__in=sorted(others)).delete()
+            uncounted = {event.pk for event in events} - set(counted)
+            edges.endings().filter(pk__in=sorted(uncounted)).delete()
         done.events = len(events)
     return done
 
@@ -205,14 +212,14 @@ def _outcomes(
 
     For a task that was deleted before its ending was resolved, the last event has the status.
     """
-    found: dict[uuid.UUID, str] = {}
+    outcomes: dict[uuid.UUID, str] = {}
     for event in sorted(events, key=lambda event: event.epoch):
         row = rows.get(event.task_id)
         if row is None:
-            found[event.task_id] = event.status
+            outcomes[event.task_id] = event.status
         elif row.epoch == event.epoch and row.status in TERMINAL:
-            found[event.task_id] = row.status
-    return found
+            outcomes[event.task_id] = row.status
+    return outcomes
 
 
 Resolved = Mapping[uuid.UUID, Sequence[tuple[TaskDependency, EdgeOutcome]]]

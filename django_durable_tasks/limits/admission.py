@@ -23,7 +23,7 @@ from django_durable_tasks.limits.scopes import (
     share_of,
 )
 from django_durable_tasks.limits.waitlist import Usage
-from django_durable_tasks.models import LimitBucket
+from django_durable_tasks.models import DEFAULT_TENANT_ID, LimitBucket
 from django_durable_tasks.states import claims as claim_transitions
 from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.states.demand import QueueDemand
@@ -62,15 +62,15 @@ class ShareAdmission:
             ):
                 selected[task.queue, task.tenant_id] += 1
         self._count_queues(claims)
-        found = set[str]()
+        queues = set[str]()
         for queue, numbers in claims.items():
             # A task that was selected among those that wait for the share is not refused by it.
-            wanted = {
+            demand = {
                 tenant: number - selected[queue, tenant] for tenant, number in numbers.items()
             }
-            if not self._take(queue, {tenant: n for tenant, n in wanted.items() if n}, numbers):
-                found.add(queue)
-        return found
+            if not self._take(queue, {tenant: n for tenant, n in demand.items() if n}, numbers):
+                queues.add(queue)
+        return queues
 
     def _count_queues(self, claims: dict[str, Counter[int]]) -> None:
         """Count the QUEUED tasks of queues that are not counted yet, without these claims."""
@@ -89,18 +89,18 @@ class ShareAdmission:
             self._usage.queued[queue].subtract(claims[queue])
             self._usage.of_tenants[queue].subtract(claims[queue])
 
-    def _take(self, queue: str, wanted: dict[int, int], owners: Collection[int]) -> bool:
+    def _take(self, queue: str, numbers: dict[int, int], owners: Collection[int]) -> bool:
         """Use the shares of these tenants if they are sufficient; return whether they were."""
         capacity, tenants = self._capacity, self._usage.tenants(queue) | set(owners)
         free: dict[str, int] = {}
-        for tenant, number in wanted.items():
+        for tenant, number in numbers.items():
             scope = limits_scopes.scope_of_share(queue, tenant)
-            left = capacity.places.get(scope)
-            if left is None:
-                left = free_of_share((queue, tenant), self._limit_config, self._usage, tenants)
-            if left < number or scope in capacity.closed:
+            remaining = capacity.places.get(scope)
+            if remaining is None:
+                remaining = free_of_share((queue, tenant), self._limit_config, self._usage, tenants)
+            if remaining < number or scope in capacity.closed:
                 return False
-            free[scope] = left - number
+            free[scope] = remaining - number
         capacity.places.update(free)
         capacity.known.update(free)
         return True
@@ -133,7 +133,7 @@ def _under_way_in_one_statement(queues: Sequence[str]) -> list[tuple[str, int, i
 
 
 def free_of_share(
-    share: tuple[str, int], current: LimitConfig, found: Usage, tenants: set[int]
+    share: tuple[str, int], current: LimitConfig, usage: Usage, tenants: set[int]
 ) -> int:
     """Return how many more tasks of a queue one of these tenants may have QUEUED.
 
@@ -143,13 +143,13 @@ def free_of_share(
     queue, tenant_id = share
     wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]
     if wide:
-        return share_of(min(wide), len(tenants)) - found.of_tenants[queue][tenant_id]
+        return share_of(min(wide), len(tenants)) - usage.of_tenants[queue][tenant_id]
     free = (
-        share_of(max(backpressure.window_of(queue), found.window(queue)), len(tenants))
-        - found.queued[queue][tenant_id]
+        share_of(max(backpressure.window_of(queue), usage.window(queue)), len(tenants))
+        - usage.queued[queue][tenant_id]
     )
     places = backpressure.places_of_customer(queue, tenant_id, current)
-    return free if places is None else min(free, places - found.of_tenants[queue][tenant_id])
+    return free if places is None else min(free, places - usage.of_tenants[queue][tenant_id])
 
 
 # Counting, claiming and recording the waits are one transaction. If a limit other than a fair
@@ -159,6 +159,12 @@ def free_of_share(
 # no lock.
 
 
+_BACKLOG = 5
+"""Tasks of a share that one claim refuses, from which on its other due tasks are made to wait. The
+few tasks of a tenant that only waits for its last one stay due.
+"""
+_SHARES = 20
+"""The shares whose due tasks are made to wait together: ten index scans each."""
 _COLUMNS = (
     *("pk", "name", "queue", "tenant_id", "limit_key"),
     *("weight", "priority", "waiting_for_limit", "due_at"),
@@ -193,6 +199,8 @@ class LimitAdmission:
         self._now: datetime | None = None
         self._shares_waiting: dict[str, bool] = {}
         self._heads_read: set[str] = set()
+        # The shares that refused several tasks.
+        self.full_shares: set[str] = set()
         if self._wide:
             self._count_usage(())
             self._open({scope: limit_config.of(scope) for scope in sorted(self._wide)})
@@ -214,15 +222,17 @@ class LimitAdmission:
         """
         if not self._wide:
             return list(demands), limit
-        parts = [
-            one.at_most(self._at_most(one.limit, limits_scopes.scope_of_queue(one.queue)))
-            for one in demands
+        reduced = [
+            demand.at_most(self._at_most(demand.limit, limits_scopes.scope_of_queue(demand.queue)))
+            for demand in demands
         ]
-        return [one for one in parts if one.limit > 0], self._at_most(limit, limits_scopes.GLOBAL)
+        return [demand for demand in reduced if demand.limit > 0], self._at_most(
+            limit, limits_scopes.GLOBAL
+        )
 
     def _at_most(self, number: int, scope: str) -> int:
-        left = self._capacity.left(scope) if scope in self._wide else None
-        return number if left is None else max(0, min(number, left))
+        remaining = self._capacity.left(scope) if scope in self._wide else None
+        return number if remaining is None else max(0, min(number, remaining))
 
     def admit_claimed(
         self, claimed: Sequence[ClaimedTask], *, in_turn: bool = False
@@ -231,7 +241,9 @@ class LimitAdmission:
 
         ``in_turn``: they are the first of their waitlists, so no capacity of these is reserved.
         """
-        idle = self._limit_config.without_worker((one.id, one.name, one.queue) for one in claimed)
+        idle = self._limit_config.without_worker(
+            (task.id, task.name, task.queue) for task in claimed
+        )
         if idle:
             epochs = {task.id: task.epoch for task in claimed}
             claim_transitions.make_claimed_wait(idle, epochs)
@@ -283,8 +295,8 @@ class LimitAdmission:
     def is_full(self, name: str, queue: str) -> bool:
         """Return whether a limit of the whole task or of its whole queue admits no further task."""
         scopes = (*self._limit_config.wide(queue), limits_scopes.scope_of_task(name))
-        left = (self._capacity.left(scope) for scope in scopes)
-        return any(number is not None and number <= 0 for number in left)
+        remaining = (self._capacity.left(scope) for scope in scopes)
+        return any(number is not None and number <= 0 for number in remaining)
 
     def close(self) -> None:
         """Write the buckets whose tokens were used."""
@@ -353,6 +365,14 @@ class LimitAdmission:
                 ):
                     scope = row.share
                 refused[row.task_id] = scope
+        waits = Counter(
+            row.share
+            for row in bound
+            if row.share is not None
+            and refused.get(row.task_id) == row.share
+            and self._limit_config.shares_processes(row.task.queue, row.task.tenant_id)
+        )
+        self.full_shares.update(share for share, number in waits.items() if number >= _BACKLOG)
         return refused
 
     def _waits_for_its_share(self, row: _Bound) -> bool:
@@ -392,8 +412,8 @@ class LimitAdmission:
         )
         return _Bound(task_id, task, request, share, selected)
 
-    def _count_usage(self, own: Sequence[_Bound], *, strict: bool = True) -> None:
-        """Count the usage once, without the tasks ``own``.
+    def _count_usage(self, excluded: Sequence[_Bound], *, strict: bool = True) -> None:
+        """Count the usage once, without the tasks ``excluded``.
 
         If ``strict``, which means that a limit other than a share can refuse, this takes the lock
         of limits.
@@ -403,27 +423,27 @@ class LimitAdmission:
         if strict:
             self._now = waitlist.lock_limits()
         self._usage = waitlist.count_usage(running=strict)
-        for row in own:
+        for row in excluded:
             self._usage.add(row.task, sign=-1)
 
-    def _open(self, scopes: Mapping[str, Allowance], own: Sequence[_Bound] = ()) -> None:
+    def _open(self, scopes: Mapping[str, Allowance], bound: Sequence[_Bound] = ()) -> None:
         """Compute the free capacity of these scopes, unless it is computed already."""
         new = {
             scope: allowed for scope, allowed in scopes.items() if scope not in self._capacity.known
         }
-        found = self._usage
-        if found is None:
+        usage = self._usage
+        if usage is None:
             return
-        self._buckets |= waitlist.add_scopes(self._capacity, new, found, self._now)
+        self._buckets |= waitlist.add_scopes(self._capacity, new, usage, self._now)
         owners: dict[str, set[int]] = {}
-        for row in own:
+        for row in bound:
             owners.setdefault(row.task.queue, set()).add(row.task.tenant_id)
         for scope in new:
             share = limits_scopes.shared(scope)
             if share is not None:
-                tenants = found.tenants(share[0]) | owners.get(share[0], set())
+                tenants = usage.tenants(share[0]) | owners.get(share[0], set())
                 self._capacity.places[scope] = free_of_share(
-                    share, self._limit_config, found, tenants
+                    share, self._limit_config, usage, tenants
                 )
 
     def _reserve_for_heavy(self, scopes: Collection[str]) -> None:
@@ -448,17 +468,17 @@ class LimitAdmission:
         for row in {row.waiting_for_limit: row for row in reversed(heads)}.values():
             if row.weight == 1:
                 continue
-            others = [
+            limited = [
                 *self._limit_config.wide(row.queue),
                 *self._limit_config.narrow(row.name, row.tenant_id, row.limit_key),
             ]
-            self._open({scope: self._limit_config.among(scope, [row.name]) for scope in others})
+            self._open({scope: self._limit_config.among(scope, [row.name]) for scope in limited})
             request = waitlist.admission_request(
-                row.pk, others, row.weight, (row.priority, row.ready_at)
+                row.pk, limited, row.weight, (row.priority, row.ready_at)
             )
             if not any(
                 self._capacity.refuses(scope, request)
-                for scope in others
+                for scope in limited
                 if scope != row.waiting_for_limit
             ):
                 self._capacity.ahead[row.waiting_for_limit] = request
@@ -479,14 +499,38 @@ class LimitAdmission:
         return not full or row.priority >= waitlist.URGENT
 
 
+def make_shares_wait(shares: Collection[str], now: datetime, limit: int) -> set[str]:
+    """Make the next due tasks of these shares of customers wait, about ``limit`` in equal parts;
+    return the shares that may have more.
+
+    For shares that have just refused several tasks: they admit a number of tasks whatever their
+    weight, so they refuse the next ones too. Needs no lock of limits. The ends of their runs hand
+    their places over; if the last one ended meanwhile, a scheduler releases the tasks, at the
+    latest after POLL.
+    """
+    scans, due = list[tuple[Any, int]](), tables.tasks().due_alone(now).order_by("due_at")
+    # The condition of the index, and no tasks that were released a moment ago.
+    due = due.filter(tenant__gt=DEFAULT_TENANT_ID, waiting_for_limit__isnull=True)
+    chosen = sorted(shares)[:_SHARES]
+    part = max(1, limit // max(1, len(chosen)))
+    for queue, tenant_id in filter(None, map(limits_scopes.shared, chosen)):
+        of_tenant = due.filter(queue=queue, tenant_id=tenant_id)
+        scans += [(of_tenant.filter(priority=level), part) for level in range(9, -1, -1)]
+    rows = tables.first_of_each(scans, ("pk", "queue", "tenant_id")) if scans else []
+    waits = {pk: limits_scopes.scope_of_share(queue, tenant_id) for pk, queue, tenant_id in rows}
+    claim_transitions.make_due_wait(waits, now)
+    numbers = Counter(waits.values())
+    return {*shares} - {share for share in chosen if numbers[share] < part}
+
+
 def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID]:
     """Return the next due tasks of these queues by priority, at most ``limit`` in equal parts per
     queue.
     """
-    due, part = tables.tasks().due_alone(now).order_by("due_at"), max(1, limit // len(queues))
+    due, per_queue = tables.tasks().due_alone(now).order_by("due_at"), max(1, limit // len(queues))
     # One short index scan per priority; a single ORDER BY would sort all due tasks.
     scans = [
-        (due.filter(queue=queue, priority=level), part)
+        (due.filter(queue=queue, priority=level), per_queue)
         for queue in queues
         for level in range(9, -1, -1)
     ]
@@ -496,14 +540,14 @@ def next_due(queues: Sequence[str], now: datetime, limit: int) -> list[uuid.UUID
 
 def waiting_shares(queue: str, most: int, past: str = "") -> list[str]:
     """Return at most ``most`` shares of a queue with waiting tasks, starting after ``past``."""
-    found: list[str] = []
+    shares: list[str] = []
     for start in dict.fromkeys(
         (past or limits_scopes.before_shares(queue), limits_scopes.before_shares(queue))
     ):
-        scopes = waitlist.scopes_after(start, most) if len(found) < most else []
-        found += [
+        scopes = waitlist.scopes_after(start, most) if len(shares) < most else []
+        shares += [
             scope
             for scope in scopes
-            if (limits_scopes.shared(scope) or ("",))[0] == queue and scope not in found
+            if (limits_scopes.shared(scope) or ("",))[0] == queue and scope not in shares
         ]
-    return found[:most]
+    return shares[:most]

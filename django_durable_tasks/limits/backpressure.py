@@ -71,12 +71,12 @@ def read_heads(until: datetime) -> list[QueueHead]:
 def _read(until: datetime, *, everything: bool) -> list[QueueHead]:
     pending = tables.tasks().published_alone().filter(priority__in=range(10))
     levels = pending.order_by().values_list("queue", "priority")
-    found: dict[str, QueueHead] = {}
+    heads: dict[str, QueueHead] = {}
     for queue, priority, at in levels.annotate(head=Min("due_at")):
-        before = found.get(queue, QueueHead(queue, at, 0))
+        before = heads.get(queue, QueueHead(queue, at, 0))
         due = 1 << priority if at <= until else 0
-        found[queue] = QueueHead(queue, min(at, before.at), before.levels | due)
-    return list(found.values())
+        heads[queue] = QueueHead(queue, min(at, before.at), before.levels | due)
+    return list(heads.values())
 
 
 @_read.on(POSTGRESQL)
@@ -90,17 +90,17 @@ def _read_in_one_statement(until: datetime, *, everything: bool) -> list[QueueHe
 @_read.on(MYSQL, SQLITE)
 def _read_by_pages(until: datetime, *, everything: bool) -> list[QueueHead]:
     connection = connections[tables.database()]
-    given = {"until": InstantField().get_db_prep_value(until, connection)}
-    found, past = list[QueueHead](), ""
+    parameters = {"until": InstantField().get_db_prep_value(until, connection)}
+    heads, past = list[QueueHead](), ""
     while True:
-        rows = tables.read(sql("heads"), given | {"past": past, "limit": AT_ONCE})
-        found += [
+        rows = tables.read(sql("heads"), parameters | {"past": past, "limit": AT_ONCE})
+        heads += [
             QueueHead(queue, _instant(head), int(levels))
             for queue, head, levels in rows
             if head is not None
         ]
         if len(rows) < AT_ONCE:
-            return found
+            return heads
         past = rows[-1][0]
 
 
@@ -119,10 +119,10 @@ def _late_in_one_statement(queues: Collection[str], since: datetime) -> frozense
 
 
 def _instant(value: Any) -> datetime:
-    found = parse_datetime(value) if isinstance(value, str) else value
-    if not isinstance(found, datetime):
+    instant = parse_datetime(value) if isinstance(value, str) else value
+    if not isinstance(instant, datetime):
         raise TypeError(f"The database returned {value!r} for an instant.")
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return instant if instant.tzinfo else instant.replace(tzinfo=UTC)
 
 
 # Decides whether a new task may be published at commit, and how many tasks of a queue may be
@@ -181,7 +181,7 @@ class Fleet:
 
 def fleet() -> Fleet:
     """Read the live workers; one statement."""
-    found, starts, mixed, serving = Fleet(), dict[str, float](), set[str](), set[str]()
+    totals, starts, mixed, serving = Fleet(), dict[str, float](), set[str](), set[str]()
     settings = conf.settings()
     before = after(-max(settings.REPUBLISH_AFTER, 2 * settings.NODE_HEARTBEAT))
     is_recent = ExpressionWrapper(Q(last_start_at__gt=before), BooleanField())
@@ -192,16 +192,16 @@ def fleet() -> Fleet:
         held: Mapping[str, int] = report.get("held") or {}
         unused = max(0, concurrency - int(report.get("number", 0)))
         free = 0 if active is None or any(held.values()) else unused
-        found.held.update(held)
+        totals.held.update(held)
         if starts_tasks or unused or active is None:
             serving.update(queues)
         for queue in queues:
-            found.concurrency[queue] += concurrency
-            found.free[queue] += free
+            totals.concurrency[queue] += concurrency
+            totals.free[queue] += free
             starts[queue] = starts.get(queue, 0.0) + float(report.get("starts", 0.0))
         mixed.update(report.get("mixed", ()))
-    busy = found.concurrency.keys() - serving if any(found.free.values()) else ()
-    return replace(found, starts=starts, mixed=frozenset(mixed), busy=frozenset(busy))
+    busy = totals.concurrency.keys() - serving if any(totals.free.values()) else ()
+    return replace(totals, starts=starts, mixed=frozenset(mixed), busy=frozenset(busy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +292,9 @@ def snapshot(queues: Collection[str] | None = None) -> QueueSnapshot:
     for queue, tenant_id, number in waiting:
         of_tenants.setdefault(queue, {})[tenant_id] = number
     queued = Counter({queue: sum(tenants.values()) for queue, tenants in of_tenants.items()})
-    found = QueueSnapshot(paused_queues(), queued, fleet(), of_tenants)
-    process_state.of(LastSnapshot).use(found)
-    return found
+    current = QueueSnapshot(paused_queues(), queued, fleet(), of_tenants)
+    process_state.of(LastSnapshot).use(current)
+    return current
 
 
 class LastSnapshot:
@@ -303,9 +303,9 @@ class LastSnapshot:
     def __init__(self) -> None:
         self.snapshot, self._read_at = QueueSnapshot(), float("-inf")
 
-    def use(self, found: QueueSnapshot) -> None:
+    def use(self, snapshot: QueueSnapshot) -> None:
         """Keep this snapshot, which was read just now."""
-        self.snapshot, self._read_at = found, time.monotonic()
+        self.snapshot, self._read_at = snapshot, time.monotonic()
 
     def is_unserved(self, queue: str) -> bool:
         """Return whether no live worker consumes this queue; False if the snapshot is old."""
@@ -356,7 +356,7 @@ class _State:
     behind: frozenset[str] = frozenset()
     published: Counter[str] = field(default_factory=Counter)
     published_of: Counter[tuple[str, int]] = field(default_factory=Counter)
-    just_published: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    just_published: dict[tuple[str, int], list[tuple[float, int]]] = field(default_factory=dict)
 
     def take_place(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a task may be published without a claim, and count it."""
@@ -368,8 +368,7 @@ class _State:
             return False
         if self.snapshot.is_closed(queue):
             return False
-        # In eager mode the task runs in the caller, whatever waits in the broker.
-        if not self._has_room(self.snapshot, queue, tenant_id) and not ports.eager():
+        if not self._has_room(self.snapshot, queue, tenant_id):
             return False
         self.published[queue] += 1
         self.published_of[queue, tenant_id] += 1
@@ -379,12 +378,12 @@ class _State:
         """Return whether the window of the queue and the shares of the tenant have a free place.
 
         The QUEUED and RUNNING tasks of a customer are counted by one index probe on the connection
-        of the caller. Tasks that other threads have just published may not be committed yet, so
-        those of the last _UNSEEN seconds are counted too.
+        of the caller, which sees its own. Tasks that other threads have just published may not be
+        committed yet, so those of the last _UNSEEN seconds are counted too.
         """
         # Tasks that are due must not starve: new tasks leave half of the window to them.
-        left = read.window(queue) // 2 if queue in self.behind else 0
-        if read.capacity(queue) - left <= self.published[queue]:
+        reserved = read.window(queue) // 2 if queue in self.behind else 0
+        if read.capacity(queue) - reserved <= self.published[queue]:
             return False
         if (
             self.limit_config.tenants
@@ -394,16 +393,17 @@ class _State:
         places = places_of_customer(queue, tenant_id, self.limit_config, read.fleet)
         if places is None:
             return True
-        now = time.monotonic()
+        now, thread = time.monotonic(), threading.get_ident()
         recent = self.just_published.setdefault((queue, tenant_id), [])
-        recent[:] = [at for at in recent if at > now - _UNSEEN]
-        if len(recent) >= places:
+        recent[:] = [entry for entry in recent if entry[0] > now - _UNSEEN]
+        unseen = sum(by != thread for _, by in recent)
+        if unseen >= places:
             return False
-        recent.append(now)
+        recent.append((now, thread))
         under_way = tasks().filter(
             queue=queue, tenant_id=tenant_id, status__in=[Status.QUEUED, Status.RUNNING]
         )
-        return len(under_way.values_list("pk")[:places]) < places
+        return len(under_way.values_list("pk")[: places - unseen]) < places - unseen
 
     def may_start_batch(self, name: str, queue: str, tenant_id: int) -> bool:
         """Return whether a batch message may be published for a new task."""
@@ -421,12 +421,11 @@ class RecentQueueState:
 
     A caller reads the state itself only outside a transaction and if there is no recent one. Inside
     a transaction it would hold one connection and wait for another, which deadlocks behind a pooler
-    once all its connections are used that way. In Celery's eager mode there is no thread and the
-    caller always reads, because its task has to run at once.
+    once all its connections are used that way.
     """
 
     in_background = True
-    """Whether a thread may read. Without it the caller always reads, as in eager mode."""
+    """Whether a thread may read. Without it the caller always reads."""
 
     def __init__(self) -> None:
         self.state = _State(float("-inf"))
@@ -440,7 +439,7 @@ class RecentQueueState:
         age = now - self.state.read_at
         # While the thread runs, none of these is true. Reading Celery's settings would cost more
         # than the rest of this method.
-        if not self._refresher.runs and self._must_read_here():
+        if not self._refresher.runs and not self.in_background:
             if age > config.FRESH or queue not in self.state.queues:
                 self._read()
             return self.state
@@ -450,18 +449,15 @@ class RecentQueueState:
         return self.state if time.monotonic() - self.state.read_at <= _USABLE else None
 
     def known(self, queue: str) -> _State | None:
-        """Return the state of a queue without reading it, except in Celery's eager mode or without
-        a thread; None if there is no recent one. The thread reads it then.
+        """Return the state of a queue without reading it, except without a thread; None if there is
+        no recent one. The thread reads it then.
         """
         self._asked[queue] = time.monotonic()
-        if not self._refresher.runs and self._must_read_here():
+        if not self._refresher.runs and not self.in_background:
             return self.of(queue)
         self._refresher.ask()
         age = time.monotonic() - self.state.read_at
         return self.state if age <= _USABLE and queue in self.state.queues else None
-
-    def _must_read_here(self) -> bool:
-        return not self.in_background or has_one_connection() or ports.eager()
 
     def stop(self, patience: float) -> None:
         """End the background thread and wait for it for at most ``patience`` seconds."""
@@ -499,7 +495,13 @@ class FastPath:
         Returns False if a limit can apply to the task, because only a claim enforces limits, and if
         the state of its queue is unknown. Inside a transaction it does not query the database,
         except that one probe counts the tasks of a customer on the connection of the caller.
+
+        In Celery's eager mode it is always open, without a query: the task runs in the caller, one
+        at a time, and whether its queue is paused is checked when it starts. No worker can read an
+        SQLite database in memory.
         """
+        if ports.eager() or has_one_connection():
+            return ports.eager()
         state = process_state.of(RecentQueueState).of(queue)
         return state is not None and state.take_place(name, queue, tenant_id)
 
@@ -510,6 +512,8 @@ class FastPath:
         If the state is unknown, it may: the worker that starts a batch checks both, and reading the
         state would delay the caller.
         """
+        if has_one_connection():
+            return False
         state = process_state.of(RecentQueueState).known(queue)
         return state is None or state.may_start_batch(name, queue, tenant_id)
 

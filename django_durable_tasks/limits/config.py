@@ -91,10 +91,10 @@ class LimitConfig:
         worker = limits_scopes.worker_of(scope)
         if worker is not None:
             return _CLOSED if self.lacks_worker(*worker) else _UNLIMITED
-        given = self.scopes.get(scope, _UNLIMITED)
+        allowance = self.scopes.get(scope, _UNLIMITED)
         if self.is_of_each_tenant(scope):
-            return _filled(given, self.scopes[limits_scopes.EACH_TENANT])
-        return given
+            return _filled(allowance, self.scopes[limits_scopes.EACH_TENANT])
+        return allowance
 
     def is_of_each_tenant(self, scope: str) -> bool:
         """Return whether ``tenant:*`` applies to this scope: it is that of a tenant other than the
@@ -161,14 +161,15 @@ class LimitConfig:
         """
         if self.wide(queue):
             return []
-        found = [
+        scopes = [
             scope
             for scope in self.narrow(name, tenant_id, limit_key)
-            if (one := self.among(scope, [name])).places is not None and one.rate is None
+            if (allowance := self.among(scope, [name])).places is not None
+            and allowance.rate is None
         ]
         if self.shares_processes(queue, tenant_id):
-            found.append(limits_scopes.scope_of_share(queue, tenant_id))
-        return found
+            scopes.append(limits_scopes.scope_of_share(queue, tenant_id))
+        return scopes
 
     def takes_turns(self, queue: str) -> bool:
         """Whether tenants are served round-robin in this queue: it has a rate, or all queues have
@@ -180,15 +181,15 @@ class LimitConfig:
         """Return the limits of a scope for these tasks. For a key without an operator's limit the
         strictest of the tasks' limits applies.
         """
-        given = self.of(scope)
+        allowance = self.of(scope)
         if not scope.startswith("key:") or not self.per_key:
-            return given
+            return allowance
         coded = limits_scopes.strictest(
             self.per_key[name] for name in names if name in self.per_key
         )
-        if given is _UNLIMITED:
+        if allowance is _UNLIMITED:
             return coded
-        return _filled(given, coded)
+        return _filled(allowance, coded)
 
     def common_limits(self, scope: str) -> Allowance | None:
         """Return the limits of a scope that do not depend on a task; None if tasks have different
@@ -235,17 +236,17 @@ def coded() -> dict[str, Allowance]:
     """Return the limits of code and settings by scope. Settings take precedence. Raises
     InvalidSetting.
     """
-    found = {}
+    allowances = {}
     for name in registry.names():
         options = registry.get(name).options
         places = options.max_concurrency if isinstance(options.max_concurrency, int) else None
         rate = options.rate_limit if isinstance(options.rate_limit, Rate) else None
         if places is not None or rate is not None:
-            found[limits_scopes.scope_of_task(name)] = Allowance(places, rate)
+            allowances[limits_scopes.scope_of_task(name)] = Allowance(places, rate)
     try:
-        return found | {
-            scope: limits_scopes.allowance_of(scope, given)
-            for scope, given in (conf.settings().LIMITS or {}).items()
+        return allowances | {
+            scope: limits_scopes.allowance_of(scope, limit)
+            for scope, limit in (conf.settings().LIMITS or {}).items()
         }
     except InvalidOption as refused:
         raise InvalidSetting(f"DURABLE_TASKS['LIMITS']: {refused}") from None
@@ -253,13 +254,13 @@ def coded() -> dict[str, Allowance]:
 
 def operators() -> dict[str, Allowance]:
     """Return the operators' limits by scope. An invalid one is logged and ignored."""
-    found = {}
+    allowances = {}
     for row in Limit.objects.using(database()):
         try:
-            found[row.scope] = row.allowance
+            allowances[row.scope] = row.allowance
         except InvalidOption as refused:
             logger.error("The limit of %s is ignored: %s", row.scope, refused)
-    return found
+    return allowances
 
 
 def read() -> LimitConfig:
@@ -275,9 +276,10 @@ def read() -> LimitConfig:
     for read in ENDPOINT_SOURCES.values():
         endpoints |= read()
     for scope, admitted in endpoints.items():
-        other = scopes.get(scope, _UNLIMITED)
+        allowance = scopes.get(scope, _UNLIMITED)
         scopes[scope] = replace(
-            other, places=admitted if other.places is None else min(admitted, other.places)
+            allowance,
+            places=admitted if allowance.places is None else min(admitted, allowance.places),
         )
     per_key |= _of_endpoints(scopes)
     for limits in KEY_LIMIT_SOURCES.values():
@@ -304,23 +306,23 @@ class WorkerNames:
         if new:
             lists = workers.filter(pk__in=new.values()).values_list("names_digest", "names")
             self._lists |= {digest: frozenset(names or ()) for digest, names in lists}
-        self._lists = {one: self._lists[one] for one in digests if one in self._lists}
+        self._lists = {digest: self._lists[digest] for digest in digests if digest in self._lists}
         of_queues: dict[str, set[str]] = {}
         for _, queues, digest in rows:
             for queue in queues:
                 of_queues.setdefault(queue, set()).add(digest)
         return {
-            queue: frozenset[str]().union(*(self._lists[one] for one in of_queue))
+            queue: frozenset[str]().union(*(self._lists[digest] for digest in of_queue))
             for queue, of_queue in of_queues.items()
             if of_queue <= self._lists.keys()
         }
 
 
-def _filled(given: Allowance, other: Allowance) -> Allowance:
+def _filled(allowance: Allowance, fallback: Allowance) -> Allowance:
     """Return the limit that was given, with the parts of the other one that it does not have."""
     return Allowance(
-        other.places if given.places is None else given.places,
-        other.rate if given.rate is None else given.rate,
+        fallback.places if allowance.places is None else allowance.places,
+        fallback.rate if allowance.rate is None else allowance.rate,
     )
 
 
@@ -331,7 +333,7 @@ def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:
     places = conf.settings().HTTP_ENDPOINT_CONCURRENCY
     if not places and not any(scope.startswith("key:") for scope in scopes):
         return {}
-    names = (one for one in registry.names() if registry.get(one).target.endpoint is not None)
+    names = (name for name in registry.names() if registry.get(name).target.endpoint is not None)
     return {name: Allowance(places or None) for name in names}
 
 

@@ -78,9 +78,9 @@ def set_limit(
     Raises InvalidOption. With ``seen_at``, raises TransitionRefused unless the limit was last set
     at that time.
     """
-    given = {"max_concurrency": max_concurrency, "rate": rate, "burst": burst}
+    options = {"max_concurrency": max_concurrency, "rate": rate, "burst": burst}
     limits_scopes.allowance_of(
-        scope, {name: value for name, value in given.items() if value is not None}
+        scope, {name: value for name, value in options.items() if value is not None}
     )
     values = {
         "max_concurrency": max_concurrency,
@@ -106,8 +106,8 @@ def set_limit(
 def _values_of(scope: str) -> dict[str, Any]:
     """Return the limit of a scope for the audit entry, and lock its row; empty without one."""
     rows = locked_for_change(Limit.objects.using(database()).filter(pk=scope))
-    found = rows.values("max_concurrency", "rate", "burst", "comment", "set_by").first()
-    return dict(found) if found else {}
+    values = rows.values("max_concurrency", "rate", "burst", "comment", "set_by").first()
+    return dict(values) if values else {}
 
 
 @operation(
@@ -161,13 +161,15 @@ def limit_usages(due: Mapping[str, int]) -> list[LimitUsage]:
 
     ``due``: the number of due tasks of each queue that is not paused.
     """
-    limit_config, found, now = config.read(), waitlist.count_usage(), database_now()
+    limit_config, current_usage, now = config.read(), waitlist.count_usage(), database_now()
     groups = tasks().waiting_for_limit().order_by().values_list("waiting_for_limit")
     counts = groups.annotate(number=Count("pk"), most=Max("weight"))
     waiting = {scope: (number, most) for scope, number, most in counts if scope is not None}
     scopes = sorted({*limit_config.scopes, *waiting})
     allowed = {scope: release.allowed(scope, limit_config) for scope in scopes}
-    rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
+    rates = {
+        scope: allowance.rate for scope, allowance in allowed.items() if allowance.rate is not None
+    }
     buckets = waitlist.seen_buckets(rates, now)
     operators = set(Limit.objects.using(database()).values_list("pk", flat=True))
     behind, usages = Counter[str](), list[LimitUsage]()
@@ -179,7 +181,7 @@ def limit_usages(due: Mapping[str, int]) -> list[LimitUsage]:
             scope=scope,
             source=_source(scope, limit_config, operators),
             max_concurrency=limit.places,
-            taken=found.under_way[scope],
+            taken=current_usage.under_way[scope],
             rate=str(limit.rate or ""),
             waiting=count,
         )
@@ -208,10 +210,10 @@ def limits_with_waiting_tasks(due: Mapping[str, int]) -> list[LimitUsage]:
     return [usage for usage in limit_usages(due) if usage.waiting]
 
 
-def limit_waits(found: Sequence[LimitUsage]) -> list[str]:
+def limit_waits(usages: Sequence[LimitUsage]) -> list[str]:
     """Return a sentence for each limit that tasks wait for, and one for all shares of a queue."""
     texts, shares = list[str](), dict[str, list[int]]()
-    for limit in found:
+    for limit in usages:
         worker, share = limits_scopes.worker_of(limit.scope), limits_scopes.shared(limit.scope)
         if worker is not None:
             texts.append(no_worker(*worker, limit.waiting))
@@ -259,12 +261,12 @@ def why(task: Task) -> str:
         return _sentence(task.waiting_for_limit, task, limit_config)
     if task.is_waiting or not limit_config.wide(task.queue):
         return ""
-    found = waitlist.count_usage()
+    usage = waitlist.count_usage()
     full = (
         scope
         for scope in limit_config.wide(task.queue)
         if (places := limit_config.of(scope).places) is not None
-        and found.under_way[scope] + task.weight > places
+        and usage.under_way[scope] + task.weight > places
     )
     scope = next(full, None)
     return "" if scope is None else _sentence(scope, task, limit_config)
@@ -280,23 +282,21 @@ def _sentence(scope: str, task: Task, limit_config: config.LimitConfig) -> str:
         *worker
     ):
         return "It waits until a worker of its queue has the task."
-    found, one, parts = waitlist.count_usage(), release.allowed(scope, limit_config), []
-    if one.heaviest is not None and task.weight > max(1, one.heaviest):
+    usage, allowance, details = waitlist.count_usage(), release.allowed(scope, limit_config), []
+    if allowance.heaviest is not None and task.weight > max(1, allowance.heaviest):
         return (
             f"It can never start: it weighs {task.weight}, and the whole limit {scope} is"
-            f" {one.heaviest}. Raise the limit, or give the task a smaller weight."
+            f" {allowance.heaviest}. Raise the limit, or give the task a smaller weight."
         )
-    if one.places is not None:
-        parts.append(f"{found.under_way[scope]} of {one.places} taken")
-    if one.rate is not None:
-        bucket = waitlist.seen_buckets({scope: one.rate}, database_now())[scope]
-        parts.append(
-            f"{limits_scopes.whole(min(bucket.tokens, one.rate.holds(task.weight)))} starts free at"
-            f" {one.rate}"
-        )
-    if not parts:
+    if allowance.places is not None:
+        details.append(f"{usage.under_way[scope]} of {allowance.places} taken")
+    if allowance.rate is not None:
+        bucket = waitlist.seen_buckets({scope: allowance.rate}, database_now())[scope]
+        tokens = min(bucket.tokens, allowance.rate.holds(task.weight))
+        details.append(f"{limits_scopes.whole(tokens)} starts free at {allowance.rate}")
+    if not details:
         return (
             f"It waited for the limit {scope}, which no longer exists. A scheduler will release it."
         )
     weight = f"; it weighs {task.weight}" if task.weight > 1 else ""
-    return f"It waits for the limit {scope}, {', '.join(parts)}{weight}."
+    return f"It waits for the limit {scope}, {', '.join(details)}{weight}."

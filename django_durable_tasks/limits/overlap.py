@@ -38,18 +38,18 @@ def open_runs(keys: Iterable[Any]) -> dict[Any, list[Open]]:
     """Return the open workflow runs and tasks of each overlap key, the oldest first; at most three
     statements.
     """
-    wanted, found = list(keys), defaultdict[Any, list[Open]](list)
+    keys, runs = list(keys), defaultdict[Any, list[Open]](list)
     columns = ("overlap_key", "pk", "status", "due_at")
-    rows = tables.tasks().with_overlap_keys(wanted).values_list(*columns)
+    rows = tables.tasks().with_overlap_keys(keys).values_list(*columns)
     for overlap_key, task_id, status, due_at in rows:
         held = status == Status.PENDING and due_at is not None and due_at >= NEVER
-        found[overlap_key].append(Open(task_id, running=status == Status.RUNNING, held=held))
+        runs[overlap_key].append(Open(task_id, running=status == Status.RUNNING, held=held))
     # Read after the tasks: between a task that succeeds and the workflow that it starts there is no
     # gap.
-    for overlap_key, roots in occupied_by_workflows(wanted).items():
+    for overlap_key, roots in occupied_by_workflows(keys).items():
         open_workflows = [Open(root, running=True, workflow=True) for root in roots]
-        found[overlap_key] = open_workflows + found[overlap_key]
-    return found
+        runs[overlap_key] = open_workflows + runs[overlap_key]
+    return runs
 
 
 def occupied_by_workflows(keys: Iterable[Any] | None = None) -> dict[str, list[uuid.UUID]]:
@@ -59,12 +59,12 @@ def occupied_by_workflows(keys: Iterable[Any] | None = None) -> dict[str, list[u
     runs = WorkflowRun.objects.using(tables.database()).filter(
         recurring_task__isnull=False, fire_time__isnull=False, completed_at__isnull=True
     )
-    wanted = None if keys is None else {key for key in keys if key is not None}
-    if wanted is not None:
+    selected = None if keys is None else {key for key in keys if key is not None}
+    if selected is not None:
         # A key from a template is not that of one schedule: several may share it.
-        own = [_OWN.match(key) for key in wanted]
-        schedules = [uuid.UUID(match[1]) for match in own if match is not None]
-        if len(schedules) == len(own):
+        matches = [_OWN.match(key) for key in selected]
+        schedules = [uuid.UUID(match[1]) for match in matches if match is not None]
+        if len(schedules) == len(matches):
             runs = runs.filter(recurring_task__in=schedules)
     roots: dict[tuple[Any, Any], set[uuid.UUID]] = defaultdict(set)
     for recurring_task, fire_time, root in runs.values_list("recurring_task", "fire_time", "root"):
@@ -76,12 +76,12 @@ def occupied_by_workflows(keys: Iterable[Any] | None = None) -> dict[str, list[u
         fire_time__in={time for _, time in roots},
         overlap_key__isnull=False,
     )
-    found: dict[str, list[uuid.UUID]] = defaultdict(list)
+    occupied: dict[str, list[uuid.UUID]] = defaultdict(list)
     columns = ("recurring_task", "fire_time", "overlap_key")
     for recurring_task, fire_time, overlap_key in starters.values_list(*columns):
-        if overlap_key is not None and (wanted is None or overlap_key in wanted):
-            found[overlap_key] += sorted(roots.get((recurring_task, fire_time), ()))
-    return {overlap_key: sorted(keys) for overlap_key, keys in found.items() if keys}
+        if overlap_key is not None and (selected is None or overlap_key in selected):
+            occupied[overlap_key] += sorted(roots.get((recurring_task, fire_time), ()))
+    return {overlap_key: sorted(keys) for overlap_key, keys in occupied.items() if keys}
 
 
 def admitted(claimed: Sequence[ClaimedTask]) -> list[ClaimedTask]:
@@ -120,8 +120,10 @@ def release(limit: int) -> int:
     """Make the oldest waiting task of at most ``limit`` free keys due, not before ``run_at``;
     return how many.
     """
-    others = tables.tasks().filter(overlap_key=OuterRef("overlap_key"), completed_at__isnull=True)
-    busy = others.exclude(status=Status.PENDING, due_at__gte=NEVER, waiting_for_limit__isnull=True)
+    same_key = tables.tasks().filter(overlap_key=OuterRef("overlap_key"), completed_at__isnull=True)
+    busy = same_key.exclude(
+        status=Status.PENDING, due_at__gte=NEVER, waiting_for_limit__isnull=True
+    )
     waiting = tables.tasks().waiting_for_overlap().filter(~Exists(busy))
     keys = _keys_of(waiting, limit)
     taken = occupied_by_workflows() if keys else {}

@@ -41,9 +41,9 @@ class FreeCapacity:
     """The free capacity of the scopes in one round of release."""
 
     def __init__(
-        self, current: LimitConfig, found: Usage, now: datetime, given: Mapping[str, int]
+        self, current: LimitConfig, usage: Usage, now: datetime, selected: Mapping[str, int]
     ) -> None:
-        self._limit_config, self._found, self._now, self._given = current, found, now, given
+        self._limit_config, self._usage, self._now, self._selected = current, usage, now, selected
         self.capacity = Capacity()
         self._differing: list[Allowance] = []
 
@@ -58,12 +58,14 @@ class FreeCapacity:
             for scope in {*scopes, *wide}
             if limits_scopes.shared(scope) is None
         }
-        self._allow({scope: one for scope, one in allowed.items() if one is not None})
+        self._allow(
+            {scope: allowance for scope, allowance in allowed.items() if allowance is not None}
+        )
         if sharing and self._limit_config.tenants:
             self._divide(sharing)
 
     def _allow(self, allowed: Mapping[str, Allowance], mark: str = "") -> None:
-        waitlist.add_scopes(self.capacity, allowed, self._found, self._now, mark)
+        waitlist.add_scopes(self.capacity, allowed, self._usage, self._now, mark)
 
     def _divide(self, sharing: Mapping[str, set[int]]) -> None:
         """Divide the capacity of shared queues between their tenants; due tasks come first, or get
@@ -78,10 +80,10 @@ class FreeCapacity:
         queries = [
             (due.filter(queue=queue), self._relevant_due(queue))
             for queue in sharing
-            if queue not in self._given
+            if queue not in self._selected
         ]
         due_counts = Counter(queue for (queue,) in tables.first_of_each(queries, ("queue",)))
-        due_counts.update(self._given)
+        due_counts.update(self._selected)
         places, tokens = self.capacity.places, self.capacity.tokens
         for queue, tenants in sharing.items():
             number, wide = due_counts[queue], self._limit_config.wide(queue)
@@ -95,34 +97,34 @@ class FreeCapacity:
                 if scope in tokens:
                     tokens[scope] = min(tokens[scope], self.capacity.rates[scope].holds()) - number
             only_tenant = len(tenants) == 1 and not number and bool(wide)
-            all_tenants = self._found.tenants(queue) | tenants
+            all_tenants = self._usage.tenants(queue) | tenants
             each = _WIDE_SHARE if turns else -(-window // len(tenants))
             for tenant in tenants:
-                fair = free_of_share((queue, tenant), self._limit_config, self._found, all_tenants)
+                fair = free_of_share((queue, tenant), self._limit_config, self._usage, all_tenants)
                 scope = limits_scopes.scope_of_share(queue, tenant)
-                part = backpressure.places_of_customer(queue, tenant, self._limit_config)
-                is_whole = only_tenant and part is None
+                customer_places = backpressure.places_of_customer(queue, tenant, self._limit_config)
+                is_whole = only_tenant and customer_places is None
                 places[scope] = _WIDE_SHARE if is_whole else min(fair, each)
 
     def _relevant_due(self, queue: str) -> int:
         """Return how many due tasks of a queue have to be read: more than the capacity are not
         needed.
         """
-        left = [
+        capacities = [
             capacity
             for scope in self._limit_config.wide(queue)
             if (capacity := self.capacity.left(scope)) is not None
         ]
-        return max(1, min([AHEAD, *left])) if self._limit_config.takes_turns(queue) else 1
+        return max(1, min([AHEAD, *capacities])) if self._limit_config.takes_turns(queue) else 1
 
     def _is_closed(self, queue: str) -> bool:
         """Return whether the queue is paused, or has no worker that could start its tasks while
         those of other queues wait for the same limits.
         """
-        return queue in self._found.paused or backpressure.is_left_out(queue)
+        return queue in self._usage.paused or backpressure.is_left_out(queue)
 
     def _window(self, queue: str) -> int:
-        return max(0, backpressure.window_of(queue) - self._found.window(queue))
+        return max(0, backpressure.window_of(queue) - self._usage.window(queue))
 
     def order(self, scopes: Collection[str], last_share: Mapping[str, str]) -> list[str]:
         """Return the scopes in round-robin order. ``last_share``: the share of each queue that was
@@ -133,8 +135,10 @@ class FreeCapacity:
         )
         shares = []
         for queue in queues:
-            own = [scope for scope in scopes if (limits_scopes.shared(scope) or ("",))[0] == queue]
-            shares += limits_scopes.rotate_after(own, last_share.get(queue, ""))
+            of_queue = [
+                scope for scope in scopes if (limits_scopes.shared(scope) or ("",))[0] == queue
+            ]
+            shares += limits_scopes.rotate_after(of_queue, last_share.get(queue, ""))
         return [*(scope for scope in scopes if limits_scopes.shared(scope) is None), *shares]
 
     def number(self, scope: str, limit: int) -> int:
@@ -157,9 +161,9 @@ class FreeCapacity:
         share = limits_scopes.shared(limited)
         if share is not None:
             places = backpressure.places_of_customer(*share, self._limit_config)
-            return places is not None and places <= self._found.of_tenants[share[0]][share[1]]
-        left = None if limited in self.capacity.tokens else self.capacity.left(limited)
-        return left is not None and left < (rows[0].weight if rows else 1)
+            return places is not None and places <= self._usage.of_tenants[share[0]][share[1]]
+        remaining = None if limited in self.capacity.tokens else self.capacity.left(limited)
+        return remaining is not None and remaining < (rows[0].weight if rows else 1)
 
     def least_of(self, scope: str) -> int | None:
         """Return the lowest priority of the waiting tasks of a scope that may be released now, or
@@ -207,20 +211,19 @@ class FreeCapacity:
             if limits_scopes.shared(row.waiting_for_limit) is not None
             else []
         )
-        others = [
+        other_scopes = [
             self._marked(scope, row.name)
             for scope in self._narrow(row)
             if scope != row.waiting_for_limit
         ]
-        others += (
-            [] if row.priority >= waitlist.URGENT else [limits_scopes.scope_of_window(row.queue)]
-        )
+        if row.priority < waitlist.URGENT:
+            other_scopes.append(limits_scopes.scope_of_window(row.queue))
         return waitlist.admission_request(
             row.pk,
             [self._marked(row.waiting_for_limit, row.name), *wide],
             row.weight,
             (row.priority, row.ready_at),
-            others,
+            other_scopes,
         )
 
     def _narrow(self, row: WaitingTask) -> list[str]:
@@ -305,16 +308,16 @@ def wait_for_endings() -> bool:
 
 
 def select_next(
-    waiting: Sequence[WaitingTask], now: datetime, limit: int, found: Usage, *, reread: bool
+    waiting: Sequence[WaitingTask], now: datetime, limit: int, usage: Usage, *, reread: bool
 ) -> list[uuid.UUID]:
-    """Return those of these tasks that the usage ``found`` admits, at most ``limit``.
+    """Return those of these tasks that ``usage`` admits, at most ``limit``.
 
     ``waiting``: the first tasks of waitlists (``waitlist.heads``). ``reread``: they may have
     changed. The caller claims the tasks. Tasks that have expired are ended.
     """
     scopes = list(dict.fromkeys(row.waiting_for_limit for row in waiting))
     seen = () if reread else waiting
-    plan = plan_release(scopes, now, limit, found=found, released_too=True, seen=seen)
+    plan = plan_release(scopes, now, limit, usage=usage, released_too=True, seen=seen)
     _clear(plan, limit)
     return list(plan.rows)
 
@@ -350,7 +353,7 @@ def select_round_robin(
     rates = {
         scope: rate for scope in current.wide(queue) if (rate := current.of(scope).rate) is not None
     }
-    buckets, given = waitlist.buckets(rates, now), list[uuid.UUID]()
+    buckets, selected = waitlist.buckets(rates, now), list[uuid.UUID]()
     free = min(
         limits_scopes.whole(min(buckets[scope].tokens, rate.holds()))
         for scope, rate in rates.items()
@@ -364,7 +367,9 @@ def select_round_robin(
             task_id: (limits_scopes.scope_of_share(queue, tenant_id), waiting_for_limit)
             for task_id, tenant_id, waiting_for_limit in rows
         }
-        given = [task_id for task_id in due if task_id in of and of[task_id][0] == of[task_id][1]]
+        selected = [
+            task_id for task_id in due if task_id in of and of[task_id][0] == of[task_id][1]
+        ]
         new = {
             task_id: share
             for task_id, (share, waiting_for_limit) in of.items()
@@ -374,8 +379,8 @@ def select_round_robin(
         shares.update(new.values())
         if len(due) < AHEAD:
             break
-    plan = plan_release(sorted(shares), now, limit, {queue: len(given)})
-    return given + _release(plan, limit)
+    plan = plan_release(sorted(shares), now, limit, {queue: len(selected)})
+    return selected + _release(plan, limit)
 
 
 @dataclass(slots=True)
@@ -397,22 +402,22 @@ def plan_release(
     scopes: Collection[str],
     now: datetime,
     limit: int,
-    given: Mapping[str, int] | None = None,
+    selected: Mapping[str, int] | None = None,
     *,
-    found: Usage | None = None,
+    usage: Usage | None = None,
     released_too: bool = False,
     seen: Sequence[WaitingTask] = (),
 ) -> ReleasePlan:
     """Return at most ``limit`` tasks that wait for these scopes and that their limits and queues
     admit now.
 
-    ``given`` is the number of tasks per queue that were selected but not claimed yet. If a queue is
-    missing in it, its due tasks are counted instead. ``found``: the usage, if the caller has
+    ``selected`` is the number of tasks per queue that were selected but not claimed yet. If a queue
+    is missing in it, its due tasks are counted instead. ``usage``: the usage, if the caller has
     counted it. ``released_too``: also tasks that were released and are not claimed yet. ``seen``:
     the first tasks of these waitlists, if the caller has read them.
     """
     current = limits_in_force()
-    free = FreeCapacity(current, found or waitlist.count_usage(), now, given or {})
+    free = FreeCapacity(current, usage or waitlist.count_usage(), now, selected or {})
     free.open(scopes)
     waitlists = {
         scope: least

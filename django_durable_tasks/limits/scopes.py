@@ -37,7 +37,7 @@ A_NEW_CLOCK = 5.0
 """If a bucket was read this many seconds in the future, the clock of the database has changed. The
 bucket is then counted from the present.
 """
-_WORKER = "worker:"
+WORKER = "worker:"
 _KINDS = ("queue", "task", "tenant", "key")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RATE = re.compile(r"(\d{1,9})/([smhd])\Z")
@@ -94,15 +94,15 @@ def scope_of_window(queue: str) -> str:
 
 def scope_of_worker(name: str, queue: str) -> str:
     """Return the scope for which tasks of this name wait while no worker of their queue has it."""
-    return f"{_WORKER}{name}@{queue}"
+    return f"{WORKER}{name}@{queue}"
 
 
 def worker_of(scope: str) -> tuple[str, str] | None:
     """Return the task name and the queue of a ``worker:`` scope; None for another scope."""
-    if not scope.startswith(_WORKER):
+    if not scope.startswith(WORKER):
         return None
     # A task name contains no @.
-    name, _, queue = scope.removeprefix(_WORKER).partition("@")
+    name, _, queue = scope.removeprefix(WORKER).partition("@")
     return name, queue
 
 
@@ -165,12 +165,12 @@ def rate_of(option: str, text: object, burst: object = None) -> Rate:
     """Return the rate of a text like "10/m". The burst is one second of the rate, at least 1.
     Raises InvalidOption.
     """
-    found = _RATE.match(text) if isinstance(text, str) else None
-    if found is None or not int(found[1]):
+    match = _RATE.match(text) if isinstance(text, str) else None
+    if match is None or not int(match[1]):
         raise InvalidOption.of(
             option, text, "give a number of starts and a unit s, m, h or d, such as '10/m'."
         )
-    number, seconds = int(found[1]), _UNITS[found[2]]
+    number, seconds = int(match[1]), _UNITS[match[2]]
     if burst is None:
         return Rate(number, seconds, max(1.0, number / seconds))
     if isinstance(burst, bool) or not isinstance(burst, int | float) or not 1 <= burst <= _MOST:
@@ -272,10 +272,10 @@ def per_key_of(rate_limit: object, max_concurrency: object) -> Allowance | None:
 
 def strictest(allowances: Iterable[Allowance]) -> Allowance:
     """Return the lowest concurrency and the slowest rate among these."""
-    found = list(allowances)
-    rates = [allowed.rate for allowed in found if allowed.rate is not None]
+    allowances = list(allowances)
+    rates = [allowed.rate for allowed in allowances if allowed.rate is not None]
     return Allowance(
-        min((allowed.places for allowed in found if allowed.places is not None), default=None),
+        min((allowed.places for allowed in allowances if allowed.places is not None), default=None),
         min(rates, key=lambda rate: (rate.per_second, rate.burst), default=None),
     )
 
@@ -283,23 +283,23 @@ def strictest(allowances: Iterable[Allowance]) -> Allowance:
 _FIELDS = ("max_concurrency", "rate", "burst")
 
 
-def allowance_of(scope: object, given: Any) -> Allowance:
+def allowance_of(scope: object, limit: Any) -> Allowance:
     """Return the allowance that settings or an operator define for a scope; raises
     InvalidOption.
     """
     where = checked_scope(scope)
-    names = set(given) if isinstance(given, Mapping) else set()
+    names = set(limit) if isinstance(limit, Mapping) else set()
     if not names <= set(_FIELDS) or not names & {"max_concurrency", "rate"}:
         raise InvalidOption(
-            f"The limit of {where!r} is {given!r}: give {{'max_concurrency': 5}} or {{'rate':"
+            f"The limit of {where!r} is {limit!r}: give {{'max_concurrency': 5}} or {{'rate':"
             " '10/m', 'burst': 2}, or both in one."
         )
-    places, rate = given.get("max_concurrency"), given.get("rate")
-    if rate is None and given.get("burst") is not None:
+    places, rate = limit.get("max_concurrency"), limit.get("rate")
+    if rate is None and limit.get("burst") is not None:
         raise InvalidOption(f"The limit of {where!r} has a burst and no rate.")
     return Allowance(
         None if places is None else places_of("max_concurrency", places),
-        None if rate is None else rate_of("rate", rate, given.get("burst")),
+        None if rate is None else rate_of("rate", rate, limit.get("burst")),
     )
 
 
@@ -357,15 +357,15 @@ class AdmissionRequest:
     """A task that requests admission: the scopes in which it counts, its weight, and its turn (the
     smallest goes first).
 
-    ``others`` are scopes in which it counts in addition to those of its waitlist. A refusal by one
-    of them does not block the tasks behind it.
+    ``other_scopes``: scopes in which it counts in addition to those of its waitlist. A refusal by
+    one of them does not block the tasks behind it.
     """
 
     row: Hashable
     scopes: Sequence[str]
     weight: int = 1
     turn: tuple[Any, ...] = ()
-    others: Sequence[str] = ()
+    other_scopes: Sequence[str] = ()
 
     def in_scope(self, scope: str) -> int:
         """Return how much capacity of a scope the task uses."""
@@ -409,14 +409,14 @@ class Capacity:
         """Return how many tasks of weight 1 the scope admits at most; None if the scope is
         unlimited.
         """
-        found = [self.places[scope]] if scope in self.places else []
+        capacities = [self.places[scope]] if scope in self.places else []
         if scope in self.tokens:
-            found.append(whole(self._tokens(scope, AdmissionRequest(None, ()))))
-        return 0 if scope in self.closed else min(found, default=None)
+            capacities.append(whole(self._tokens(scope, AdmissionRequest(None, ()))))
+        return 0 if scope in self.closed else min(capacities, default=None)
 
     def take(self, request: AdmissionRequest) -> None:
         """Subtract the task's weight from the capacity and tokens of each of its scopes."""
-        for scope in (*request.scopes, *request.others):
+        for scope in (*request.scopes, *request.other_scopes):
             if scope in self.places:
                 self.places[scope] -= request.in_scope(scope)
             if scope in self.tokens:
@@ -486,13 +486,13 @@ def select_releasable(
             full = next(
                 (scope for scope in request.scopes if capacity.refuses(scope, request)), None
             )
-            others = [scope for scope in request.others if capacity.refuses(scope, request)]
-            if full is None and not others:
+            refusing = [scope for scope in request.other_scopes if capacity.refuses(scope, request)]
+            if full is None and not refusing:
                 capacity.take(request)
                 released.append(request.row)
             elif full is None:
-                elsewhere[request.row] = others
-            elif not others and not capacity.exceeds_limit(full, request):
+                elsewhere[request.row] = refusing
+            elif not refusing and not capacity.exceeds_limit(full, request):
                 rows[:] = [row for row in rows if full not in row.scopes]
             if not rows:
                 del waiting[name]
@@ -501,8 +501,8 @@ def select_releasable(
 
 def rotate_after(names: Iterable[str], last: str) -> list[str]:
     """Return the names in order, starting after the one that was served last."""
-    found = sorted(names)
-    return [name for name in found if name > last] + [name for name in found if name <= last]
+    ordered = sorted(names)
+    return [name for name in ordered if name > last] + [name for name in ordered if name <= last]
 
 
 def workers_of(concurrency: int) -> int | None:

@@ -120,16 +120,16 @@ def count_usage(*, running: bool = True) -> Usage:
     """Count the usage of QUEUED and, if ``running``, of RUNNING tasks, by the partial indexes of
     their statuses.
     """
-    found = Usage()
+    usage = Usage()
     for status, name, queue, tenant_id, key, number, weight in _groups(running=running):
         if not status:
-            found.paused.add(queue)
+            usage.paused.add(queue)
             continue
         if status == Status.QUEUED:
-            found.queued[queue][tenant_id] += number
-        found.of_tenants[queue][tenant_id] += number
-        found.add_weight(scopes_of(name, queue, tenant_id, key), int(weight))
-    return found
+            usage.queued[queue][tenant_id] += number
+        usage.of_tenants[queue][tenant_id] += number
+        usage.add_weight(scopes_of(name, queue, tenant_id, key), int(weight))
+    return usage
 
 
 @verb
@@ -183,25 +183,27 @@ def buckets(rates: Mapping[str, Rate], now: datetime) -> dict[str, Bucket]:
 def add_scopes(
     capacity: Capacity,
     allowed: Mapping[str, Allowance],
-    found: Usage,
+    usage: Usage,
     now: datetime | None,
     mark: str = "",
 ) -> dict[str, Bucket]:
-    """Add the free capacity of these scopes: what they allow less the usage ``found``.
+    """Add the free capacity of these scopes: what they allow less ``usage``.
 
     They are added under their names followed by ``mark``. Without ``now`` rates are left out.
     Return the token buckets.
     """
-    rates = {scope: one.rate for scope, one in allowed.items() if one.rate is not None}
+    rates = {
+        scope: allowance.rate for scope, allowance in allowed.items() if allowance.rate is not None
+    }
     fresh = {} if now is None else buckets(rates, now)
     for scope, bucket in fresh.items():
         capacity.rates[scope + mark], capacity.tokens[scope + mark] = rates[scope], bucket.tokens
-    for scope, one in allowed.items():
+    for scope, allowance in allowed.items():
         capacity.known.add(scope + mark)
-        if one.places is not None:
-            capacity.places[scope + mark] = one.places - found.under_way[scope]
-        if one.heaviest is not None:
-            capacity.heaviest[scope + mark] = one.heaviest
+        if allowance.places is not None:
+            capacity.places[scope + mark] = allowance.places - usage.under_way[scope]
+        if allowance.heaviest is not None:
+            capacity.heaviest[scope + mark] = allowance.heaviest
     return fresh
 
 
@@ -293,8 +295,8 @@ class Pages:
         last = self._last.get(scope)
         if last is None or last.ready_at is None or last.priority < least:
             return [_Part(scope, _PAGE, least)]
-        rest = [_Part(scope, _PAGE, least, last.priority - 1)] if last.priority > least else []
-        return [_Part(scope, _PAGE, last.priority, last.priority, last.ready_at, last.pk), *rest]
+        lower = [_Part(scope, _PAGE, least, last.priority - 1)] if last.priority > least else []
+        return [_Part(scope, _PAGE, last.priority, last.priority, last.ready_at, last.pk), *lower]
 
     def were_read(self, scope: str, page: Sequence[WaitingTask], *, suffices: bool) -> None:
         """Record what was read: a page that suffices is read again, the last one is followed by the
@@ -307,7 +309,7 @@ class Pages:
 
     def keep(self, scopes: Collection[str]) -> None:
         """Forget the waitlists of other scopes than these."""
-        self._last = {scope: one for scope, one in list(self._last.items()) if scope in scopes}
+        self._last = {scope: row for scope, row in list(self._last.items()) if scope in scopes}
 
 
 def eligible(
@@ -328,18 +330,18 @@ def eligible(
     ``released_too``: also tasks that were released and are not claimed yet. ``seen``: the tasks
     that the caller has read by ``heads``; then the first pass is left out.
     """
-    wanted = {scope: number(scope) for scope in leasts}
-    parts = {scope: HEADS if seen else wanted[scope] + _SPARE for scope in leasts}
+    numbers = {scope: number(scope) for scope in leasts}
+    sizes = {scope: HEADS if seen else numbers[scope] + _SPARE for scope in leasts}
 
-    found = _by_scope(row for row in seen if row.waiting_for_limit in leasts)
+    rows_by_scope = _by_scope(row for row in seen if row.waiting_for_limit in leasts)
     if not seen:
-        heads_of = [_Part(scope, parts[scope], least) for scope, least in leasts.items()]
-        found = _by_scope(_read(heads_of, released_too=released_too))
-    chosen = {scope: list(filter(takes, rows)) for scope, rows in found.items()}
+        heads_of = [_Part(scope, sizes[scope], least) for scope, least in leasts.items()]
+        rows_by_scope = _by_scope(_read(heads_of, released_too=released_too))
+    chosen = {scope: list(filter(takes, rows)) for scope, rows in rows_by_scope.items()}
     short = [
         scope
-        for scope, rows in found.items()
-        if len(rows) == parts[scope] and len(chosen[scope]) < wanted[scope]
+        for scope, rows in rows_by_scope.items()
+        if len(rows) == sizes[scope] and len(chosen[scope]) < numbers[scope]
     ]
     pages = Pages() if pages is None else pages
     further = [part for scope in short for part in pages.next(scope, leasts[scope])]
@@ -347,25 +349,25 @@ def eligible(
     for scope in short:
         page = read.get(scope, [])[:_PAGE]
         fit = {row.pk: row for row in (*chosen[scope], *filter(takes, page))}
-        pages.were_read(scope, page, suffices=len(fit) >= wanted[scope])
-        chosen[scope] = list(fit.values())[: wanted[scope] + _SPARE]
+        pages.were_read(scope, page, suffices=len(fit) >= numbers[scope])
+        chosen[scope] = list(fit.values())[: numbers[scope] + _SPARE]
     return [row for rows in chosen.values() for row in rows]
 
 
 def _by_scope(rows: Iterable[WaitingTask]) -> dict[str, list[WaitingTask]]:
-    found: dict[str, list[WaitingTask]] = {}
+    rows_by_scope: dict[str, list[WaitingTask]] = {}
     for row in rows:
-        found.setdefault(row.waiting_for_limit, []).append(row)
-    return found
+        rows_by_scope.setdefault(row.waiting_for_limit, []).append(row)
+    return rows_by_scope
 
 
 @verb
-def _read(asked: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
+def _read(parts: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
     """Return the tasks of these parts of waitlists."""
     tasks = tables.tasks()
     of_scope = tasks.reserved_for_scope if released_too else tasks.waiting_for_scope
     queries = []
-    for part in asked:
+    for part in parts:
         queryset = of_scope(part.scope)
         if part.least == part.most:
             queryset = queryset.filter(priority=part.least)
@@ -379,10 +381,10 @@ def _read(asked: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
 
 
 @_read.on(POSTGRESQL)
-def _read_in_one_statement(asked: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
-    if not asked:
+def _read_in_one_statement(parts: Sequence[_Part], *, released_too: bool) -> list[WaitingTask]:
+    if not parts:
         return []
-    columns = (list(column) for column in zip(*asked, strict=True))
+    columns = (list(column) for column in zip(*parts, strict=True))
     names = ("scopes", "numbers", "leasts", "mosts", "pasts", "past_ids")
     parameters: dict[str, Any] = dict(zip(names, columns, strict=True))
     parameters |= {"never": NEVER, "released": released_too}
@@ -406,12 +408,12 @@ def admission_request(
     scopes: Sequence[str],
     weight: int,
     order: tuple[int, datetime | None],
-    others: Sequence[str] = (),
+    other_scopes: Sequence[str] = (),
 ) -> AdmissionRequest:
     """Return the task as the rules of admission expect it. ``order``: its priority, and since when
     it is due.
     """
-    return AdmissionRequest(key, scopes, weight, waitlist_order(*order, key), others)
+    return AdmissionRequest(key, scopes, weight, waitlist_order(*order, key), other_scopes)
 
 
 def heads(scopes: Sequence[str]) -> list[WaitingTask]:
@@ -435,11 +437,13 @@ class ScopeCursor:
         """Return at most ``limit`` scopes with waiting tasks; each call continues after the last
         one returned.
         """
-        found = scopes_after(self._past, limit)
-        if len(found) < limit and self._past:
-            found += [scope for scope in scopes_after("", limit - len(found)) if scope not in found]
-        self._past = found[-1] if len(found) == limit else ""
-        return found
+        scopes = scopes_after(self._past, limit)
+        if len(scopes) < limit and self._past:
+            scopes += [
+                scope for scope in scopes_after("", limit - len(scopes)) if scope not in scopes
+            ]
+        self._past = scopes[-1] if len(scopes) == limit else ""
+        return scopes
 
 
 @verb
@@ -455,12 +459,12 @@ def scopes_after(past: str, limit: int) -> list[str]:
 
 @scopes_after.on(POSTGRESQL, MYSQL, SQLITE)
 def _scopes_by_pages(past: str, limit: int) -> list[str]:
-    found, page = list[str](), min(limit, AT_ONCE)
+    scopes, page = list[str](), min(limit, AT_ONCE)
     with connections[tables.database()].cursor() as cursor:
         while page:
             cursor.execute(sql("waiting_scopes"), {"past": past, "limit": page})
-            scopes = [scope for (scope,) in cursor.fetchall()]
-            found += scopes
-            past = scopes[-1] if scopes else past
-            page = min(limit - len(found), AT_ONCE) if len(scopes) == page else 0
-    return found
+            batch = [scope for (scope,) in cursor.fetchall()]
+            scopes += batch
+            past = batch[-1] if batch else past
+            page = min(limit - len(scopes), AT_ONCE) if len(batch) == page else 0
+    return scopes

@@ -173,8 +173,8 @@ LONG_EXPIRED = datetime(2000, 1, 1, tzinfo=UTC)
 
 def lease_name(region: str | None = None) -> str:
     """Return the name of the lease of a region, by default of this process's region."""
-    found = conf.settings().REGION if region is None else region
-    return f"{_LEADER}@{found}" if found else _LEADER
+    region = conf.settings().REGION if region is None else region
+    return f"{_LEADER}@{region}" if region else _LEADER
 
 
 def region_of(name: str) -> str:

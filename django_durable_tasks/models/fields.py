@@ -44,8 +44,8 @@ else:
         def get_prep_value(self, value: Any) -> Any:
             if settings.USE_TZ:
                 return super().get_prep_value(value)
-            found = self.to_python(value)
-            return _of_project(found) if isinstance(found, datetime) else found
+            converted = self.to_python(value)
+            return _of_project(converted) if isinstance(converted, datetime) else converted
 
         def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
             value = value if prepared else self.get_prep_value(value)
@@ -335,8 +335,8 @@ class EncryptedJSONField(models.JSONField):
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         """Return the plain value, or an EncryptedValue."""
-        found = super().from_db_value(value, expression, connection)
-        return stored_value(found) or found
+        decoded = super().from_db_value(value, expression, connection)
+        return stored_value(decoded) or decoded
 
     def pre_save(self, model_instance: Any, add: bool) -> Any:
         """Return the value to insert. One that was read and never decrypted is stored as it is."""
@@ -364,11 +364,11 @@ def stored_columns(row: Any) -> dict[str, Any]:
 
     A value that was not decrypted keeps its key, for example in a process without it.
     """
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         spec.attname: spec.pre_save(row, add=False)
         for spec in row._meta.concrete_fields
         if isinstance(spec, EncryptedJSONField)
     }
-    keys = {value.key_id for value in found.values() if isinstance(value, EncryptedValue)}
-    found["encryption_key"] = keys.pop() if len(keys) == 1 else MIXED if keys else None
-    return found
+    keys = {value.key_id for value in columns.values() if isinstance(value, EncryptedValue)}
+    columns["encryption_key"] = keys.pop() if len(keys) == 1 else MIXED if keys else None
+    return columns

@@ -9,7 +9,7 @@ not affected: Django writes them through ``save_base()``, historical models and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast
 
 from django.db import models
 
@@ -52,9 +52,9 @@ class GuardedQuerySet(models.QuerySet[M]):
 
     def unguarded(self) -> Self:
         """Return the same queryset for the engine, which may write through it."""
-        found = self.all()
-        found._writable = True
-        return found
+        queryset = self.all()
+        queryset._writable = True
+        return queryset
 
     def _clone(self) -> Self:
         clone = super()._clone()  # type: ignore[misc]
@@ -116,6 +116,24 @@ class TenantQuerySet(GuardedQuerySet[M]):
     def for_tenant(self, tenant: Any) -> Self:
         """Rows of this tenant (a Tenant or its id)."""
         return self.filter(tenant_id=getattr(tenant, "pk", tenant))
+
+
+if TYPE_CHECKING:
+    Q = TypeVar("Q", bound=models.QuerySet[Any])
+
+    class ManagerOf(models.Manager[M], Generic[M, Q]):
+        """What ``Manager.from_queryset`` makes of a queryset class, which only one type checker
+        follows, with a plugin. Methods of the queryset that are not listed have no type.
+        """
+
+        def get_queryset(self) -> Q: ...
+        def all(self) -> Q: ...
+        def filter(self, *args: Any, **kwargs: Any) -> Q: ...
+        def exclude(self, *args: Any, **kwargs: Any) -> Q: ...
+        def order_by(self, *field_names: Any) -> Q: ...
+        def using(self, alias: str | None) -> Q: ...
+        def for_tenant(self, tenant: Any) -> Q: ...
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def _refusal(model: type[models.Model], method: str) -> GuardedModelError:

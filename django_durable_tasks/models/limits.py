@@ -56,12 +56,12 @@ class Limit(models.Model):
     @property
     def allowance(self) -> Allowance:
         """The limits as an allowance; raises InvalidOption."""
-        given = {
+        options = {
             "max_concurrency": self.max_concurrency,
             "rate": self.rate or None,
             "burst": self.burst,
         }
-        return allowance_of(self.scope, given)
+        return allowance_of(self.scope, options)
 
     def clean(self) -> None:
         """Raise a ValidationError for an invalid limit."""

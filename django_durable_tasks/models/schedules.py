@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from datetime import time as wall_time
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
@@ -44,6 +44,9 @@ from django_durable_tasks.models.guarded import (
 from django_durable_tasks.models.tasks import target_config, uuid7
 from django_durable_tasks.models.tenants import tenant_key
 
+if TYPE_CHECKING:
+    from django_durable_tasks.models.guarded import ManagerOf
+
 # RecurringTask: a schedule, and its queryset, which only reads.
 #
 # ``next_run_at`` is when the trigger must process the row next. All fire times up to
@@ -72,7 +75,13 @@ class RecurringTaskQuerySet(TenantQuerySet["RecurringTask"]):
         return self.filter(next_run_at__lte=now).order_by("next_run_at")
 
 
-class RecurringTaskManager(models.Manager.from_queryset(RecurringTaskQuerySet)):  # type: ignore[misc]
+if TYPE_CHECKING:
+    _RecurringTaskManager = ManagerOf["RecurringTask", RecurringTaskQuerySet]
+else:
+    _RecurringTaskManager = models.Manager.from_queryset(RecurringTaskQuerySet)
+
+
+class RecurringTaskManager(_RecurringTaskManager):
     """RecurringTask.objects: the queryset, and ``upsert``, which declares a schedule."""
 
     def upsert(self, *, name: str, task: Any, **options: Any) -> RecurringTask:
@@ -360,13 +369,13 @@ class OccurrenceQuerySet(TenantQuerySet["OccurrenceRecord"]):
 
     def covering(self, fire_time: datetime) -> Self:
         """Entries that cover this fire time: its own first, then the ranges."""
-        own = Q(unique_fire_time=fire_time)
+        exact = Q(unique_fire_time=fire_time)
         # Ranges have no unique_fire_time anyway. The explicit condition makes their partial index
         # usable.
         around = Q(
             unique_fire_time__isnull=True, fire_time__lte=fire_time, last_fire_time__gte=fire_time
         )
-        return self.filter(own | around).order_by(
+        return self.filter(exact | around).order_by(
             models.F("unique_fire_time").desc(nulls_last=True), "-id"
         )
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
@@ -48,6 +48,9 @@ from django_durable_tasks.models.guarded import (
     alters_data,
 )
 from django_durable_tasks.models.tenants import tenant_key
+
+if TYPE_CHECKING:
+    from django_durable_tasks.models.guarded import ManagerOf
 
 # Querysets of tasks, for schedulers, workers and operators.
 
@@ -276,20 +279,26 @@ class TaskQuerySet(TenantQuerySet["Task"]):
 
         With ``past``, the end and id of the last task of a page, only those after it.
         """
-        found = self.filter(
+        queryset = self.filter(
             status=status,
             completed_at__lt=cutoff,
             completed_at__isnull=False,
             workflow__isnull=True,
         )
         if past is not None:
-            found = found.filter(
+            queryset = queryset.filter(
                 Q(completed_at__gt=past[0]) | Q(id__gt=past[1]), completed_at__gte=past[0]
             )
-        return found.order_by("completed_at", "id")
+        return queryset.order_by("completed_at", "id")
 
 
-class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+if TYPE_CHECKING:
+    _TaskManager = ManagerOf["Task", Any]
+else:
+    _TaskManager = models.Manager.from_queryset(TaskQuerySet)
+
+
+class TaskManager(_TaskManager):
     """Task.objects: the queryset, but ``cancel`` and ``reschedule`` take the key of one task."""
 
     def cancel(self, key: str, *, by: str = "", reason: str = "", tenant: Any = None) -> int:
@@ -373,6 +382,8 @@ class Task(GuardedModel):
 
     result = EncryptedJSONField(_("result"), null=True, blank=True)
     progress = models.JSONField(_("progress"), null=True, blank=True)
+    # What the next attempt skips. Written by runs with steps, and read by their next one.
+    position = EncryptedJSONField(_("position"), null=True, editable=False)
     last_error = models.TextField(_("last error"), db_default="", blank=True)
     reason = ExactCharField(_("reason"), max_length=200, db_default="", blank=True)
     cancel_requested_at = InstantField(_("cancel requested at"), null=True, blank=True)
@@ -441,7 +452,7 @@ class Task(GuardedModel):
     # batches those with it.
     in_batch = models.BooleanField(_("runs in batches"), db_default=False, editable=False)
 
-    objects = TaskManager()
+    objects: ClassVar[TaskManager] = TaskManager()
 
     class Meta:
         db_table = "durable_tasks_task"
@@ -710,7 +721,10 @@ class DeadLetter(GuardedModel):
     resolved_by = ExactCharField(_("resolved by"), max_length=200, blank=True, default="")
     comment = ExactCharField(_("comment"), max_length=500, blank=True, default="")
 
-    objects = DeadLetterQuerySet.as_manager()
+    if TYPE_CHECKING:
+        objects: ClassVar[ManagerOf[DeadLetter, DeadLetterQuerySet]]
+    else:
+        objects = DeadLetterQuerySet.as_manager()
 
     class Meta:
         db_table = "durable_tasks_dead_letter"

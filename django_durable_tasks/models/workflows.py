@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -29,6 +29,9 @@ from django_durable_tasks.models.fields import (
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.models.tenants import tenant_key
+
+if TYPE_CHECKING:
+    from django_durable_tasks.models.guarded import ManagerOf
 
 # WorkflowRun: one start of a workflow. Its counters are updated from ending events, not by the
 # endings themselves.
@@ -57,13 +60,13 @@ class WorkflowRunQuerySet(TenantQuerySet["WorkflowRun"]):
         """Outermost runs that ended before ``cutoff``, the oldest end first; with ``past``, those
         after this one.
         """
-        found = self.filter(
+        queryset = self.filter(
             parent__isnull=True, completed_at__lt=cutoff, completed_at__isnull=False
         )
         if past is not None:
             later = models.Q(completed_at__gt=past[0]) | models.Q(id__gt=past[1])
-            found = found.filter(later, completed_at__gte=past[0])
-        return found.order_by("completed_at", "id")
+            queryset = queryset.filter(later, completed_at__gte=past[0])
+        return queryset.order_by("completed_at", "id")
 
 
 class WorkflowRun(GuardedModel):
@@ -103,7 +106,10 @@ class WorkflowRun(GuardedModel):
     sealed_at = InstantField(_("sealed at"), null=True, blank=True)
     completed_at = InstantField(_("completed at"), null=True, blank=True)
 
-    objects = WorkflowRunQuerySet.as_manager()
+    if TYPE_CHECKING:
+        objects: ClassVar[ManagerOf[WorkflowRun, WorkflowRunQuerySet]]
+    else:
+        objects = WorkflowRunQuerySet.as_manager()
 
     class Meta:
         db_table = "durable_tasks_workflow_run"

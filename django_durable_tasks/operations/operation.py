@@ -21,6 +21,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.audit import acting
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import InvalidOption
 
 logger = logging.getLogger("django_durable_tasks.operations")
@@ -253,9 +254,9 @@ class Operation:
         number = sum(counts.values())
         if self.target == Target.INSTALLATION and not values.get("dry_run"):
             logger.info(
-                "Operation %s has changed %d objects; by: %s; reason: %s",
+                "Operation %s has changed %s; by: %s; reason: %s",
                 self.key,
-                number,
+                counted(number, "object"),
                 by,
                 reason,
             )

@@ -324,9 +324,9 @@ class DispatchLoop:
 
     def serve(self, shards: frozenset[int]) -> None:
         """Dispatch tasks of these shards from now on."""
-        mine = None if len(shards) == SHARDS else shards
-        if mine != self.shards:
-            self.shards, self._poll_at, self._read_ahead_at = mine, 0.0, float("-inf")
+        served = None if len(shards) == SHARDS else shards
+        if served != self.shards:
+            self.shards, self._poll_at, self._read_ahead_at = served, 0.0, float("-inf")
 
     def request_poll(self) -> None:
         """Poll in the next round, because tasks that are due soon were created or moved; safe to
@@ -437,14 +437,16 @@ class DispatchLoop:
         come first.
         """
         batch, sent, unindexed = settings().BATCH_SIZE, Counter[str](), 0
-        left = {demand.queue: demand for demand in self.windows.demands(due)}
-        limits = {queue: demand.limit for queue, demand in left.items()}
+        remaining = {demand.queue: demand for demand in self.windows.demands(due)}
+        limits = {queue: demand.limit for queue, demand in remaining.items()}
         for _ in range(_PASSES_PER_POLL):
-            if not left:
+            if not remaining:
                 break
             most = _BATCHES_PER_PASS * batch
-            part = max(_MIN_PER_QUEUE, most // len(left))
-            demands = [left[queue].at_most(part) for queue in self._rotation.ordered(left)]
+            share = max(_MIN_PER_QUEUE, most // len(remaining))
+            demands = [
+                remaining[queue].at_most(share) for queue in self._rotation.ordered(remaining)
+            ]
             done = Dispatched()
             # A queue that failed the last time is claimed alone.
             alone = [demand for demand in demands if demand.queue in self._failed_queues]
@@ -460,16 +462,18 @@ class DispatchLoop:
             for queue, number in done.sent.items():
                 self.windows.record_sent(queue, number)
             sent.update(done.sent)
-            left = {
+            remaining = {
                 demand.queue: whole._replace(limit=whole.limit - done.claimed[demand.queue])
                 for demand in demands
-                if (whole := left[demand.queue]).limit > done.claimed[demand.queue]
+                if (whole := remaining[demand.queue]).limit > done.claimed[demand.queue]
                 and (demand.queue in done.cut or done.taken[demand.queue] >= demand.limit)
             }
-        more = bool(left) or any(number >= batch for number in sent.values())
-        parts = [number / self.windows.size(queue) for queue, number in sent.items()]
+            if done.of_full_shares:
+                break  # the next poll also sees tasks of others that have become due meanwhile
+        more = bool(remaining) or any(number >= batch for number in sent.values())
+        filled_shares = [number / self.windows.size(queue) for queue, number in sent.items()]
         are_full = all(number >= limits[queue] for queue, number in sent.items())
-        self._filled = max(parts, default=0.0) if are_full else 0.0
+        self._filled = max(filled_shares, default=0.0) if are_full else 0.0
         return sent.total(), unindexed, more
 
     def _serve_together(
@@ -517,12 +521,12 @@ class DispatchLoop:
     ) -> int:
         # A joint claim that failed may have published some tasks: a repetition must not exceed
         # the windows.
-        rest = [
+        remaining = [
             demand.at_most(number)
             for demand in demands
             if (number := demand.limit - done.claimed.get(demand.queue, 0)) > 0
         ]
-        publisher.dispatch_of(done, rest, now, max(0, limit), self.node, self.shards)
+        publisher.dispatch_of(done, remaining, now, max(0, limit), self.node, self.shards)
         return done.sent.total()
 
     def _look_ahead(self, coming: list[QueueHead], now: datetime, soon: datetime) -> None:
@@ -545,9 +549,9 @@ class DispatchLoop:
         def pop() -> None:
             # Appended one after the other: what was popped is claimed even after an error.
             nonlocal entries
-            now, limit, mine = self.now - _CLOCK_TOLERANCE, settings().BATCH_SIZE, self.shards
-            entries += self.index.pop_due(now, limit, mine)
-            if mine is not None and len(entries) < limit:
+            now, limit, shards = self.now - _CLOCK_TOLERANCE, settings().BATCH_SIZE, self.shards
+            entries += self.index.pop_due(now, limit, shards)
+            if shards is not None and len(entries) < limit:
                 unserved_since = now - timedelta(seconds=UNSERVED_AFTER)
                 entries += self.index.pop_due(unserved_since, limit - len(entries))
 

@@ -161,16 +161,16 @@ class RedisDueIndex(DueIndex):
         def pop(client: Any) -> list[tuple[str, DueEntry | None]]:
             due = client.zrangebyscore(self.key, "-inf", past, 0, most, withscores=True)
             entries = [(member, _entry(member, score)) for member, score in due]
-            mine = [
+            accepted = [
                 (member, entry)
                 for member, entry in entries
                 if shards is None or entry is None or entry.shard in shards
             ][:limit]
             with client.pipeline(transaction=False) as pipeline:
-                for member, _ in mine:
+                for member, _ in accepted:
                     pipeline.zrem(self.key, member)
                 removed = pipeline.execute()
-            return [pair for pair, here in zip(mine, removed, strict=True) if here]
+            return [pair for pair, here in zip(accepted, removed, strict=True) if here]
 
         popped = list[DueEntry]()
         none = list[tuple[str, DueEntry | None]]()

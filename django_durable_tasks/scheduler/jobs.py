@@ -20,6 +20,7 @@ from django_durable_tasks.celery import publisher
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor, NodeReport
 from django_durable_tasks.conf import SKEW_MAX, settings
+from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
 from django_durable_tasks.scheduler.leader import Leader
@@ -358,8 +359,8 @@ class WatchDeadLetters:
             number = operator_actions.open_letters()
         if number > max(settings().DEAD_LETTERS_MAX, self._warned_at):
             logger.warning(
-                "%d dead letters are open. Run `manage.py durable list dead-letters` to list them.",
-                number,
+                "%s open. Run `manage.py durable list dead-letters` to list them.",
+                counted(number, "dead letter is", "dead letters are"),
             )
             operator_actions.send_growth_signal(number)
         self._warned_at = number

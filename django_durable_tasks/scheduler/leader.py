@@ -47,10 +47,10 @@ _EXTENDED, _LOSS_WINDOW = (15.0, 3.0), 60.0
 
 def terms() -> tuple[float, float]:
     """Return how long a lease lasts and how often it is renewed (seconds)."""
-    lease, renew = (20.0, 5.0) if on_sqlite() else (4.0, 1.0)
-    wanted = settings().LEADER_LEASE or lease
+    default_lease, renew = (20.0, 5.0) if on_sqlite() else (4.0, 1.0)
+    lease = settings().LEADER_LEASE or default_lease
     # A longer lease is renewed as often as the default one, a shorter one in time for two losses.
-    return wanted, min(renew, wanted / 4)
+    return lease, min(renew, lease / 4)
 
 
 class Leader(threading.Thread):

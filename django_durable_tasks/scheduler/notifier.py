@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from django.db import Error, connections
 from django.db.utils import load_backend
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import Status
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.scheduler import redis_client
@@ -77,9 +77,9 @@ class Notification:
 
 def read(text: str) -> Notification | None:
     """Parse a notification; None if it is of another region or cannot be parsed."""
-    region, _, rest = text.partition("|")
-    kind, _, rest = rest.partition("|")
-    stamp, _, word = rest.partition("|")
+    region, _, tail = text.partition("|")
+    kind, _, tail = tail.partition("|")
+    stamp, _, word = tail.partition("|")
     if (
         region != conf.settings().REGION
         or kind not in set(NotificationKind)
@@ -194,14 +194,25 @@ class OnCommitNotifier:
                 (NotificationKind.LEADER_WORK, batch.leader_work, self._leader_work),
             ):
                 first = min((at or now for at in instants), default=None)
-                if first is not None and first <= soon and limiter.allows():
-                    send(Notification(kind, first))
+                if first is None or first > soon:
+                    continue
+                if not limiter.allows():
+                    continue
+                for wake in takers_of_process if kind == NotificationKind.ROWS else ():
+                    wake()
+                send(Notification(kind, first))
         except Error:
             logger.debug("A notification was not sent; polling finds the tasks.", exc_info=True)
 
 
+takers_of_process = list[Callable[[], None]]()
+"""Called after a commit of this process with tasks that are due soon, at most once per ``INTERVAL``
+seconds: its workers that take tasks without messages.
+"""
+
+
 def _has_listeners() -> bool:
-    return redis_client.url() is not None or database_notifies()
+    return bool(takers_of_process) or redis_client.url() is not None or database_notifies()
 
 
 @verb
@@ -217,9 +228,11 @@ def _postgresql_notifies() -> bool:
 
 def send(notification: Notification) -> bool:
     """Send a notification to all listeners, through Redis if it responds, otherwise through
-    PostgreSQL. Returns whether it was sent.
+    PostgreSQL, where workers listen that take tasks without messages. Returns whether it was sent.
     """
-    return send_by_redis(notification) or send_by_postgresql(notification)
+    is_for_workers = notification.kind == NotificationKind.ROWS and ports.takes_tasks()
+    sent = is_for_workers and send_by_postgresql(notification)
+    return send_by_redis(notification) or sent or send_by_postgresql(notification)
 
 
 def send_by_redis(notification: Notification) -> bool:

@@ -6,8 +6,8 @@
 2. Every scheduler reads both once per NODE_HEARTBEAT (``jobs.Maintenance``) and counts in a
    ``HeartbeatMonitor`` how many consecutive reads saw the same value. Values are compared with
    earlier values only, never with a clock, so a clock that jumps marks no run as LOST. If a read
-   fails, all counts restart at zero: a database outage affects every node and says nothing about a
-   single one.
+   fails, all counts restart at zero: a database outage affects every node and is no evidence about
+   a single one.
 3. The leader runs the three jobs of this module:
 
    * ``reap_dead_nodes``: a node whose counter did not change for NODE_TIMEOUT is dead. Its runs
@@ -45,6 +45,7 @@ from django_durable_tasks.choices import LogStatus
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
+from django_durable_tasks.counted import counted
 from django_durable_tasks.models import Node, Task, TaskExecutionLog
 from django_durable_tasks.states.machine import Crash, EndingKind, LostRun, Outcome, judged
 from django_durable_tasks.store import tables
@@ -97,9 +98,13 @@ def reap_dead_nodes(now: datetime, monitor: HeartbeatMonitor) -> int:
     }
     monitor.restart(nodes=dead)
     logger.warning(
-        "%d nodes missed their heartbeats and were declared dead: %d runs marked LOST.",
-        len(dead),
-        lost,
+        "%s declared dead: %s marked LOST.",
+        counted(
+            len(dead),
+            "node missed its heartbeats and was",
+            "nodes missed their heartbeats and were",
+        ),
+        counted(lost, "run"),
     )
     return lost
 
@@ -201,15 +206,15 @@ def judge_crashes(leases: Mapping[uuid.UUID, Lease], now: datetime) -> dict[uuid
     of_nodes: dict[uuid.UUID | None, list[LostRun]] = defaultdict(list)
     running = tables.tasks().running().filter(pk__in=list(leases)).order_by()
     rows = running.values_list("pk", "run_id", "started_at", "crashes")
-    for task_id, run_id, began, counted in rows:
+    for task_id, run_id, began, crashes_before in rows:
         if run_id != leases[task_id].run_id:
             continue  # it ended meanwhile
         ages = lost[task_id]
         run = LostRun(
             task_id,
             (now - (began or now)).total_seconds(),
-            counted=counted,
-            uncounted=max(0, len(ages) - counted),
+            counted=crashes_before,
+            uncounted=max(0, len(ages) - crashes_before),
             last_age=ages[-1] if ages else 0.0,
         )
         of_nodes[leases[task_id].node].append(run)

@@ -1,6 +1,6 @@
 """Republishes tasks whose messages the broker has lost, on a thread of its own.
 
-The age of a message says nothing: in a backlog every message is old. So the leader compares, for
+The age of a message is no evidence: in a backlog every message is old. So the leader compares, for
 each queue with QUEUED tasks that have waited for REPUBLISH_AFTER, the number of its tasks with the
 number of messages that the broker reports and that live workers hold (``_Look``). Where messages
 are missing, the oldest tasks are republished, each at most once per REPUBLISH_AFTER. A comparison
@@ -242,12 +242,13 @@ class Comparison:
         """
         if not broker_outage.breaker.closed():
             return False
-        own, reported = broker_outage.breaker.outages, self._monitor.broker_outage_at
+        outages, reported = broker_outage.breaker.outages, self._monitor.broker_outage_at
         at = self._clock()
         is_new = reported > self._reported and at - reported < _RECENT
-        if own == self._outages and not (is_new and at >= self._reports_from):
+        if outages == self._outages and not (is_new and at >= self._reports_from):
             return False
-        self._outages, self._reported, self._reports_from = own, reported, at + _REPORTS_INTERVAL
+        self._outages, self._reported = outages, reported
+        self._reports_from = at + _REPORTS_INTERVAL
         return True
 
     def read_starts(self, queues: Sequence[_Published]) -> None:
@@ -295,22 +296,22 @@ class Comparison:
         confirmed = min(missing, look.missing) if at < look.at + 3 * _confirm() else 0
         number = 0
         while number < confirmed:
-            part = self._republish(rows, shortest, confirmed - number)
-            number += part
-            if not part:
+            republished = self._republish(rows, shortest, confirmed - number)
+            number += republished
+            if not republished:
                 break
         aged_at, hidden = look.aged_at, in_broker > published.total and published.overdue
         if not missing and hidden and at >= aged_at + longest:
             number, aged_at = self._republish(self._overdue(queue, longest), shortest, 1), at
-        left = missing - number
-        if left > 0 or self._fleet.leaves_out(queue):
+        still_missing = missing - number
+        if still_missing > 0 or self._fleet.leaves_out(queue):
             again = _confirm()
         elif is_early and published.settled < published.total:
             # What is still being published was not compared.
             again = _settled()
         else:
             again = shortest
-        self._looks[queue] = _Look(at, max(0, left), at + again, aged_at)
+        self._looks[queue] = _Look(at, max(0, still_missing), at + again, aged_at)
         return number
 
     def _end_waits(self, queue: str) -> None:

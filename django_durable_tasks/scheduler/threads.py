@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from django.db import Error
 
 from django_durable_tasks.conf import settings
+from django_durable_tasks.counted import counted
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 # Isolates the steps of a scheduler: an exception ends only the step that raised it.
@@ -79,7 +80,7 @@ class Steps:
             with self._lock:
                 before = self._failing.pop(what, None)
             if before is not None:
-                logger.warning("%s works again after %d failures.", what, before.number)
+                logger.warning("%s works again after %s.", what, counted(before.number, "failure"))
         return result
 
     def is_failing(self, what: str) -> bool:

@@ -14,7 +14,13 @@ from zoneinfo import ZoneInfo
 
 from django_durable_tasks.choices import Action
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.schedules.business_days import FARTHEST, BusinessDays, Roll, days_from
+from django_durable_tasks.schedules.business_days import (
+    FARTHEST,
+    ONE_DAY,
+    BusinessDays,
+    Roll,
+    days_from,
+)
 from django_durable_tasks.schedules.timetables.types import (
     TICK,
     BothWays,
@@ -250,9 +256,6 @@ class WallClock:
 # same result.
 
 
-ONE_DAY = timedelta(days=1)
-
-
 class RolledDay(NamedTuple):
     """The target day, None if no day is open; the same for all times after ``above``, up to and
     including ``up_to``.
@@ -279,12 +282,9 @@ def landing(days: BusinessDays, day: date, hour: time, roll: Roll) -> RolledDay:
 
 
 def _nearest(days: BusinessDays, day: date, hour: time, step: timedelta) -> RolledDay:
-    above = days.closes(day)
-    for target in days.may_open(day, step):
-        if days.open_at(target, hour):
-            return RolledDay(target, above, days.closes(target))
-        above = _later(above, days.closes(target))
-    return RolledDay(None, above, None)
+    target, above = days.next_open(day, hour, step)
+    up_to = None if target is None else days.closes(target)
+    return RolledDay(target, _later(days.closes(day), above), up_to)
 
 
 def _later(*times: time | None) -> time | None:
@@ -354,15 +354,15 @@ class CalendarSegments:
         if day is None:
             return PlannedRun(fire.nominal, fire.nominal, fire.remarks)
         wall = self.clock.shown(fire.nominal)
-        wanted = datetime.combine(day, wall.time())
-        at = self.clock.lands(wanted)
+        wall_time = datetime.combine(day, wall.time())
+        at = self.clock.lands(wall_time)
         remarks = [
             f"rolled from {wall:%Y-%m-%d %H:%M} ({self.days.why_closed(wall)}) by {self.roll}"
         ]
-        if (landed := self.clock.shown(at)) != wanted:
+        if (landed := self.clock.shown(at)) != wall_time:
             remarks.append(
-                f"DST gap: {wanted:%H:%M} does not exist on {day} in {self.clock.name}; runs right"
-                f" after it, at {landed:%H:%M}"
+                f"DST gap: {wall_time:%H:%M} does not exist on {day} in {self.clock.name}; runs"
+                f" right after it, at {landed:%H:%M}"
             )
         return PlannedRun(fire.nominal, at, (*fire.remarks, *remarks), rolled=True)
 
@@ -426,9 +426,8 @@ class CalendarSegments:
         return self.days.is_open(day) is opened and self.days.closes(day) is None
 
     def _nearest_whole(self, day: date, step: timedelta) -> date:
-        days = self.days.may_open(day, step)
-        whole = (near for near in days if self._whole(near, opened=True))
-        return next(whole, day + (FARTHEST - 1) * step)
+        whole, _ = self.days.next_open(day, time.max, step)
+        return day + (FARTHEST - 1) * step if whole is None else whole
 
 
 def _past(day: date, hour: time | None) -> datetime:
@@ -496,12 +495,12 @@ class OnOpenDays(BothWays[PlannedRun]):
         that runs.
         """
         pieces, complete = self._pieces(after, until)
-        left = [(fire, piece) for fire, piece in pieces if not piece.open]
-        if not left:
+        closed_pieces = [(fire, piece) for fire, piece in pieces if not piece.open]
+        if not closed_pieces:
             return []
         if self.cuts.roll is Roll.SKIP:
-            return [self._skipped(left, until, complete)]
-        return self._not_rolled(left, until, complete)
+            return [self._skipped(closed_pieces, until, complete)]
+        return self._not_rolled(closed_pieces, until, complete)
 
     def at_nominal(self, nominal: datetime) -> PlannedRun | SkippedRange | None:
         """Return the run of this fire time, or why it does not run; None if it is not a
@@ -596,12 +595,12 @@ class OnOpenDays(BothWays[PlannedRun]):
         return self.fires.count(first.nominal - TICK, min(piece.end - TICK, until))
 
     def _skipped(
-        self, left: list[tuple[Fire, Segment]], until: datetime, complete: bool
+        self, pieces: list[tuple[Fire, Segment]], until: datetime, complete: bool
     ) -> SkippedRange:
-        counts = [self._within(fire, piece, until) for fire, piece in left]
-        last = self._last(left[-1][1], until) if complete else self._last(None, until)
+        counts = [self._within(fire, piece, until) for fire, piece in pieces]
+        last = self._last(pieces[-1][1], until) if complete else self._last(None, until)
         reasons: dict[str, None] = {}  # in the order of the days, each once
-        for fire, piece in left:
+        for fire, piece in pieces:
             for number in range((piece.end - fire.nominal).days + 1):
                 moment = fire.nominal + number * ONE_DAY
                 if moment < min(piece.end, until + TICK):
@@ -611,16 +610,16 @@ class OnOpenDays(BothWays[PlannedRun]):
         exact = complete and all(count.exact for count in counts)
         number = sum(count.number for count in counts)
         reason = f"{self._closed_by()}: {listed}"
-        return SkippedRange(left[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
+        return SkippedRange(pieces[0][0].nominal, last, number, exact, SKIPPED_CALENDAR, reason)
 
     def _not_rolled(
-        self, left: list[tuple[Fire, Segment]], until: datetime, complete: bool
+        self, pieces: list[tuple[Fire, Segment]], until: datetime, complete: bool
     ) -> list[SkippedRange]:
         by_kind: dict[str, list[datetime]] = {}
         exact = complete
-        for fire, piece in left:
+        for fire, piece in pieces:
             fires, whole = self._some(
-                fire, min(piece.end - TICK, until), max(1, _ONE_BY_ONE // len(left))
+                fire, min(piece.end - TICK, until), max(1, _ONE_BY_ONE // len(pieces))
             )
             exact = exact and whole
             for closed_fire in fires:
@@ -656,10 +655,10 @@ class OnOpenDays(BothWays[PlannedRun]):
 
 def _one_run(meeting: list[PlannedRun]) -> PlannedRun:
     """Return the one run of all fires at the same instant, with a remark about the others."""
-    run, *others = sorted(meeting, key=lambda other: (other.rolled, other.nominal))
+    run, *merged = sorted(meeting, key=lambda fired: (fired.rolled, fired.nominal))
     words = [
-        f"also for {other.nominal:%Y-%m-%dT%H:%M:%SZ}, {other.remarks[-1]}"
-        for other in others[:_REMARKED]
+        f"also for {fired.nominal:%Y-%m-%dT%H:%M:%SZ}, {fired.remarks[-1]}"
+        for fired in merged[:_REMARKED]
     ]
     return replace(run, remarks=(*run.remarks, *words)) if words else run
 
@@ -690,14 +689,14 @@ class Overridden(BothWays[PlannedRun]):
         run, place = way.step(self.rest, moment), way.place(self._at, moment)
         if place is None:
             return run
-        own = self.runs[place]
-        return own if run is None or way.is_beyond(run.at, own.at) else run
+        override_run = self.runs[place]
+        return override_run if run is None or way.is_beyond(run.at, override_run.at) else run
 
     def count(self, after: datetime, until: datetime) -> Count:
         """Return the number of runs in (after, until]."""
         counted = self.rest.count(after, until)
-        own = self._at[bisect_right(self._at, after) : bisect_right(self._at, until)]
-        return replace(counted, number=counted.number + sum(not self._is_taken(at) for at in own))
+        times = self._at[bisect_right(self._at, after) : bisect_right(self._at, until)]
+        return replace(counted, number=counted.number + sum(not self._is_taken(at) for at in times))
 
     def closed(self, after: datetime, until: datetime) -> list[SkippedRange]:
         """Return the fire times in (after, until] that do not run."""
@@ -720,8 +719,8 @@ class Overridden(BothWays[PlannedRun]):
         for fire_time, reason in self._left_out():
             if fire_time == nominal:
                 return SkippedRange(nominal, nominal, 1, True, OVERRIDDEN, reason)
-        own = next((run for run in self.runs if run.nominal == nominal), None)
-        return self.rest.at_nominal(nominal) if own is None else own
+        override_run = next((run for run in self.runs if run.nominal == nominal), None)
+        return self.rest.at_nominal(nominal) if override_run is None else override_run
 
     def _left_out(self) -> list[tuple[datetime, str]]:
         skipped = [
@@ -814,25 +813,25 @@ def agenda(
         fires = BoundedTimetable(
             fires, start and start.astimezone(UTC), end and end.astimezone(UTC)
         )
-    own = {override: fire_at(fires, override.fire_time) for override in checked(overrides)}
+    edits = {override: fire_at(fires, override.fire_time) for override in checked(overrides)}
     # The others have no effect: the schedule does not fire at their time.
     effective = [
-        change for change, fire in own.items() if change.action == Action.ADD or fire is not None
+        change for change, fire in edits.items() if change.action == Action.ADD or fire is not None
     ]
     if effective:
-        out = (override.fire_time for override, fire in own.items() if fire is not None)
+        out = (override.fire_time for override, fire in edits.items() if fire is not None)
         fires = TimetableExcept(fires, frozenset(out))
-    rest = (
+    remaining = (
         EveryFire(fires)
         if days is None
         else OnOpenDays(fires, CalendarSegments(days, Roll(roll), WallClock(zone)))
     )
     if not effective:
-        return rest
+        return remaining
     runs = sorted(
         (_run(change) for change in effective if change.action != Action.SKIP),
         key=lambda run: (run.at, run.nominal),
     )
     met = tuple(late for early, late in pairwise(runs) if early.at == late.at)
     skipped = tuple(change for change in effective if change.action == Action.SKIP)
-    return Overridden(rest, tuple(run for run in runs if run not in met), met, skipped)
+    return Overridden(remaining, tuple(run for run in runs if run not in met), met, skipped)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
-from itertools import pairwise, takewhile
+from functools import lru_cache
+from itertools import chain, pairwise, takewhile
 from typing import Any, NamedTuple, NoReturn
 
 from django_durable_tasks.choices import DayKind, SpecialDay
@@ -24,6 +25,9 @@ from django_durable_tasks.schedules.timetables.types import walk
 
 
 FARTHEST = 3_660  # a search covers at most this many days: ten years
+ONE_DAY = timedelta(days=1)
+_REMEMBERED = 50_000
+"""The wall times for which a calendar keeps the next open day; about 10 MB."""
 MOST_DAYS = 20_000
 MOST_YEARS = 100
 _NAMES_IN = "en_US"
@@ -42,6 +46,11 @@ class Roll(StrEnum):
     MODIFIED_FOLLOWING = "MODIFIED_FOLLOWING"
 
 
+class _Found(NamedTuple):
+    day: date | None
+    closes: time | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusinessDays:
     """The open days of one calendar, or of several combined; an immutable value that is compared by
@@ -56,6 +65,10 @@ class BusinessDays:
     special: tuple[SpecialDay, ...] = ()
     _by_date: dict[date, SpecialDay] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
+    _next_open: dict[tuple[date, time, timedelta], _Found] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """What ``next_open`` has found, so that a walk over closed days costs each of them once."""
 
     def __post_init__(self) -> None:
         working = tuple(sorted(set(self.working_days)))
@@ -102,20 +115,67 @@ class BusinessDays:
             return special.name or f"{day} is closed"
         return f"after {special.until:%H:%M} on {special.name or day} (half day)"
 
-    def may_open(self, day: date, step: timedelta) -> Iterator[date]:
-        """Yield a superset of the open days of ``days_from``; the work depends on the number of
-        dates in the calendar.
+    def next_open(self, day: date, hour: time, step: timedelta) -> tuple[date | None, time | None]:
+        """Return the first date after this one, or before it with a negative step, on which this
+        wall time is open, None if there is none within ten years; and the latest wall time at which
+        a half day in between closes.
         """
+        passed, found = list[date](), _Found(None, None)
+        for passing in chain([day], self._may_open(day, step)):
+            known = self._next_open.get((passing, hour, step))
+            if passing != day and self.open_at(passing, hour):
+                found = _Found(passing, None)
+                break
+            if known is not None:
+                found = known if passing == day else self._past(passing, known)
+                break
+            passed.append(passing)
+        if len(self._next_open) > _REMEMBERED:
+            self._next_open.clear()
+        answer = found
+        for passing in reversed(passed):
+            answer = self._next_open[passing, hour, step] = found
+            found = self._past(passing, found)
+        found = answer
+        is_far = found.day is None or abs(found.day - day) > FARTHEST * ONE_DAY
+        return (None if is_far else found.day), found.closes
+
+    def _past(self, passed: date, found: _Found) -> _Found:
+        """Return what is found before a day that is not open at the wall time."""
+        closes = self.closes(passed)
+        if closes is None:
+            return found
+        return _Found(found.day, max(closes, found.closes or closes))
+
+    def _may_open(self, day: date, step: timedelta) -> Iterator[date]:
+        """Yield a superset of the open days; the work depends on the number of special days."""
         if self.working_days:
-            return days_from(day, step)
-        farthest = FARTHEST * abs(step)
-        at = (
-            bisect_right(self.special, day, key=_day)
-            if step > timedelta(0)
-            else bisect_left(self.special, day, key=_day)
-        )
-        named = self.special[at:] if step > timedelta(0) else reversed(self.special[:at])
-        return takewhile(lambda one: abs(one - day) <= farthest, map(_day, named))
+            while day not in (date.min, date.max):
+                day += step
+                yield day
+        elif step > timedelta(0):
+            yield from map(_day, self.special[bisect_right(self.special, day, key=_day) :])
+        else:
+            yield from map(_day, reversed(self.special[: bisect_left(self.special, day, key=_day)]))
+
+
+@lru_cache(maxsize=200)
+def longest_closure(days: BusinessDays) -> int:
+    """Return the most days from one whole open day to the next: 1 for a calendar without any closed
+    day. Closures that begin before the first or end after the last open day do not count.
+    """
+    longest = 1
+    if days.working_days:
+        weekdays = [*days.working_days, days.working_days[0] + 7]
+        longest = max(later - earlier for earlier, later in pairwise(weekdays))
+    for special in days.special:
+        following, _ = days.next_open(special.day, time.max, ONE_DAY)
+        before, _ = days.next_open(special.day, time.max, -ONE_DAY)
+        if special.kind is DayKind.OPEN:
+            before = special.day
+        if following is not None and before is not None:
+            longest = max(longest, (following - before).days)
+    return longest
 
 
 def _day(special: SpecialDay) -> date:
@@ -161,9 +221,9 @@ def from_holidays(
     Requires the extra ``[calendars]``. Raises InvalidCalendar for an unknown country or
     subdivision, or if the package is not installed.
     """
-    wanted = sorted(set(years))
-    if not 1 <= len(wanted) <= MOST_YEARS:
-        raise InvalidCalendar.of("years", wanted, f"give 1 to {MOST_YEARS} years.")
+    chosen_years = sorted(set(years))
+    if not 1 <= len(chosen_years) <= MOST_YEARS:
+        raise InvalidCalendar.of("years", chosen_years, f"give 1 to {MOST_YEARS} years.")
     try:
         package: Any = importlib.import_module("holidays")
     except ImportError as error:
@@ -174,7 +234,7 @@ def from_holidays(
     exchange = country in package.list_supported_financial()
     source = package.financial_holidays if exchange else package.country_holidays
     try:
-        holidays = source(country, subdiv=subdivision, years=wanted, language=_NAMES_IN)
+        holidays = source(country, subdiv=subdivision, years=chosen_years, language=_NAMES_IN)
     except NotImplementedError as error:
         raise InvalidCalendar(
             f"country={country!r}, subdivision={subdivision!r}: {error}"
@@ -182,7 +242,7 @@ def from_holidays(
     return tuple(
         SpecialDay(day, DayKind.CLOSED, name)
         for day, name in sorted(holidays.items())
-        if day.year in wanted
+        if day.year in chosen_years
     )
 
 
@@ -262,7 +322,7 @@ class _Event:
         line = self.get(name)
         if line is None:
             return ""
-        return _ESCAPED.sub(lambda one: " " if one[1] in "nN" else one[1], line.value).strip()
+        return _ESCAPED.sub(lambda match: " " if match[1] in "nN" else match[1], line.value).strip()
 
 
 def from_ics(text: str, years: Sequence[int]) -> tuple[SpecialDay, ...]:
@@ -277,9 +337,9 @@ def from_ics(text: str, years: Sequence[int]) -> tuple[SpecialDay, ...]:
     first, last = date(min(years), 1, 1), date(max(years), 12, 31)
     events = [event for event in _events(text) if event.text("STATUS").upper() != "CANCELLED"]
     replaced = {
-        (event.text("UID"), _day_of_property(found))
+        (event.text("UID"), _day_of_property(recurrence_id))
         for event in events
-        if (found := event.get("RECURRENCE-ID"))
+        if (recurrence_id := event.get("RECURRENCE-ID"))
     }
     names: dict[date, list[str]] = {}
     for event in events:
@@ -298,9 +358,9 @@ def _days(
     event: _Event, first: date, last: date, replaced: set[tuple[str, date]]
 ) -> Iterator[date]:
     length = _length(event)
-    own = event.get("RECURRENCE-ID") is not None
+    is_override = event.get("RECURRENCE-ID") is not None
     for start in _starts(event, first - length * _ONE, last):
-        if own or (event.text("UID"), start) not in replaced:
+        if is_override or (event.text("UID"), start) not in replaced:
             days = (start + number * _ONE for number in range(length))
             yield from (day for day in days if first <= day <= last)
 
@@ -317,7 +377,7 @@ def _starts(event: _Event, first: date, last: date) -> Iterator[date]:
     for line in lines:
         value = line.value
         if line.name in {"RDATE", "EXDATE"}:  # with dates instead of times
-            dates = (_day_of_property(line._replace(value=part)) for part in value.split(","))
+            dates = (_day_of_property(line._replace(value=text)) for text in value.split(","))
             value = ",".join(f"{day:%Y%m%d}" for day in dates)
         rule.append(f"{line.name}:{value}")
     try:
@@ -412,10 +472,10 @@ def _lines(text: str) -> Iterator[_Property]:
             folded.append((number, [line]))
     if not folded or folded[0][1][0].strip().upper() != "BEGIN:VCALENDAR":
         _refuse(folded[0][0] if folded else 1, "an iCalendar file begins with BEGIN:VCALENDAR")
-    for number, parts in folded:
-        match = _LINE.fullmatch("".join(parts))
+    for number, pieces in folded:
+        match = _LINE.fullmatch("".join(pieces))
         if match is None:
-            _refuse(number, f"{parts[0][:40]!r} is no line of an iCalendar file (NAME:value)")
+            _refuse(number, f"{pieces[0][:40]!r} is no line of an iCalendar file (NAME:value)")
         yield _Property(number, match[1].upper(), match[3].strip())
 
 

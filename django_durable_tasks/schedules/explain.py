@@ -73,9 +73,9 @@ def upcoming(row: RecurringTask, number: int, now: datetime) -> list[FireTime]:
     """
     if row.status == RecurringStatus.CANCELLED:
         return []
-    left = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))
+    limit = number if row.max_runs is None else min(number, max(0, row.max_runs - row.runs_count))
     after = max(now, row.paused_until) if row.paused_until else now
-    return list(islice(fires(row, agenda_of(row), after), left))
+    return list(islice(fires(row, agenda_of(row), after), limit))
 
 
 def fires(row: RecurringTask, agenda: Agenda, after: datetime) -> Iterator[FireTime]:
@@ -119,9 +119,9 @@ def _explanation(row: RecurringTask, at: datetime) -> str:
         *ledger_entries.covering(at)[:_MAX_ENTRIES],
         *ledger_entries.filter(fire_time=at, request_id__isnull=False)[:1],
     ]
-    own = next((entry for entry in entries if entry.last_fire_time is None), None)
-    if own is not None:
-        return _recorded(own)
+    entry_of_run = next((entry for entry in entries if entry.last_fire_time is None), None)
+    if entry_of_run is not None:
+        return _recorded(entry_of_run)
     planned = agenda.at_nominal(at)
     if planned is None:
         text = not_a_fire_time(row, agenda, at)
@@ -294,7 +294,7 @@ def preview(
     tenant: Any = None,
     paused: bool = False,
     number: int = 10,
-    **given: Any,
+    **options: Any,
 ) -> Preview:
     """Return the schedule that ``upsert`` would save with these arguments, and its next ``number``
     fire times.
@@ -303,7 +303,7 @@ def preview(
     UnknownTask.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
-    values = lifecycle.checked_columns(name, task, given, may_never_fire=paused)
+    values = lifecycle.checked_columns(name, task, options, may_never_fire=paused)
     now = database_now()
     row = recurring().filter(tenant_id=tenant_id, name=name).first()
     if row is None:

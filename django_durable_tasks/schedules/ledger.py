@@ -104,14 +104,14 @@ def _write(entries: Sequence[LedgerEntry]) -> set[uuid.UUID]:
         OccurrenceRecord(**{name: getattr(entry, name) for name in _COLUMNS}) for entry in entries
     ]
     ledger().bulk_create(rows, ignore_conflicts=True)
-    wanted = {entry.task_id for entry in entries if entry.task_id is not None}
-    if not wanted:
+    task_ids = {entry.task_id for entry in entries if entry.task_id is not None}
+    if not task_ids:
         return set()
     stored = ledger().filter(recurring_task__in={entry.recurring_task_id for entry in entries})
     if all(entry.request_id is None for entry in entries):
         stored = stored.filter(unique_fire_time__in={entry.fire_time for entry in entries})
     # An entry with another task was inserted first by another transaction.
-    return {task_id for task_id in stored.values_list("task_id", flat=True) if task_id in wanted}
+    return {task_id for task_id in stored.values_list("task_id", flat=True) if task_id in task_ids}
 
 
 @_write.on(POSTGRESQL)
@@ -250,14 +250,14 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
         if forgotten:
             # Each schedule has its own limit: another schedule may still need entries of the same
             # time.
-            own = Case(
+            last_forgotten = Case(
                 *(
                     When(pk=pk, then=constant(last_deleted))
                     for pk, last_deleted in forgotten.items()
                 )
             )
             schedules.filter(pk__in=forgotten).update(
-                ledger_from=Greatest(Coalesce("ledger_from", own), own)
+                ledger_from=Greatest(Coalesce("ledger_from", last_forgotten), last_forgotten)
             )
             ledger().filter(pk__in=[entry[0] for entry in deleted_rows]).delete()
     return len(deleted_rows)

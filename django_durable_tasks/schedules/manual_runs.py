@@ -89,7 +89,7 @@ REQUEST_MAX = 150
     opens_tasks=True,
     statuses=lifecycle.NOT_ENDED,
     counted="created",
-    done=lambda task, **_told: gettext("Created task %s.") % task.pk,
+    done=lambda task, **_arguments: gettext("Created task %s.") % task.pk,
 )
 def trigger_now(
     row: RecurringTask,
@@ -126,10 +126,10 @@ def trigger_now(
             entry.subject("schedule", row.pk, row.tenant_id)
             now, schedule = database_now(), locked(row)
             refuse_ended(schedule, "triggered")
-            known = (
+            existing = (
                 ledger.ledger().filter(recurring_task=schedule.pk, request_id=request_id).first()
             )
-            task_id = known.task_id if known else None
+            task_id = existing.task_id if existing else None
             if task_id is None:
                 task_id = _create(schedule, now, request_id, comment("", actor.by, actor.reason))
                 entry.detail(task=task_id, request_id=request_id)
@@ -256,14 +256,14 @@ class BackfillReport:
         return len(self.of(BackfillAction.UNCHANGED))
 
 
-def _backfilled(report: BackfillReport, **_told: Any) -> str:
-    parts = (
+def _backfilled(report: BackfillReport, **_arguments: Any) -> str:
+    counts = (
         ngettext("Created %d task", "Created %d tasks", report.created) % report.created,
         ngettext("replayed %d task", "replayed %d tasks", report.replayed) % report.replayed,
         ngettext("left %d fire time unchanged", "left %d fire times unchanged", report.left)
         % report.left,
     )
-    return f"{', '.join(parts)}. {report.remark}".strip()
+    return f"{', '.join(counts)}. {report.remark}".strip()
 
 
 def refuse_nothing(outcome: OperationResult) -> None:
@@ -521,10 +521,10 @@ def _carry_out(
             )
         else:
             empty[entry.pk] = (task.id, place["run_at"])
-    for some in _bulks(list(empty.items())):
+    for filled in _bulks(list(empty.items())):
         # Every writer of entries of fire times locks the schedule first, as this transaction
         # does, so no entry can have got a task since it was read.
-        if ledger.fill(dict(some), FireOutcome.DISPATCHED, reason) < len(some):
+        if ledger.fill(dict(filled), FireOutcome.DISPATCHED, reason) < len(filled):
             raise TransitionRefused(
                 f"The ledger of {row.name!r} changed under the backfill; try again."
             )
@@ -537,17 +537,17 @@ def _carry_out(
             " when none is."
         ) from taken_key
 
-    for part in _bulks([step for step in steps if step.action == BackfillAction.REPLAYED]):
-        by_task = {step.task_id: places[step.fire_time] for step in part}
-        these = tables.tasks().filter(pk__in=list(by_task))
-        operator_actions.replay(these, reason=actor.reason or "backfill")
-        endings.replay(these, "rerun")
+    for bulk in _bulks([step for step in steps if step.action == BackfillAction.REPLAYED]):
+        by_task = {step.task_id: places[step.fire_time] for step in bulk}
+        queryset = tables.tasks().filter(pk__in=list(by_task))
+        operator_actions.replay(queryset, reason=actor.reason or "backfill")
+        endings.replay(queryset, "rerun")
         columns: dict[str, Any] = {
             name: Case(*(When(pk=pk, then=Value(place[name])) for pk, place in by_task.items()))
             for name in ("run_at", "overlap_key", "due_at")
         }
-        inserts.edit(these, run_at=columns.pop("run_at"))
-        inserts.edit(these, **columns)
+        inserts.edit(queryset, run_at=columns.pop("run_at"))
+        inserts.edit(queryset, **columns)
     return [
         replace(step, task_id=created[step.fire_time].id) if step.fire_time in created else step
         for step in steps

@@ -19,6 +19,12 @@ from django_durable_tasks.option_values import (
     seconds,
 )
 from django_durable_tasks.schedules.business_days import Roll
+from django_durable_tasks.schedules.celery_schedules import (
+    CeleryCrontab,
+    CeleryInterval,
+    CelerySolar,
+    keywords_of,
+)
 from django_durable_tasks.schedules.timetables.builder import checked as checked_parts
 from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.schedules.timetables.zones import zone_name
@@ -58,10 +64,10 @@ def _call_options(option: str, value: Any) -> dict[str, Any]:
     sets.
     """
     options = _dict(option, value)
-    for own in _OWN:
-        if own in options:
+    for name in _OWN:
+        if name in options:
             raise InvalidOption(
-                f"{option} holds {own!r}: each run has its own from the schedule; leave it out.",
+                f"{option} holds {name!r}: each run has its own from the schedule; leave it out.",
                 option=option,
             )
     return options
@@ -94,10 +100,6 @@ NULLABLE = frozenset(
 """The options of which None is a value."""
 
 
-def _count(option: str, value: Any) -> int:
-    return checked_count(option, value, *COUNTS[option])
-
-
 def _choice(option: str, value: Any) -> str:
     if value not in set(CHOICES[option]):
         raise InvalidOption.of(option, value, f"give one of {', '.join(CHOICES[option])}.")
@@ -106,7 +108,7 @@ def _choice(option: str, value: Any) -> str:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(CHOICES, _choice),
-    **dict.fromkeys(COUNTS, _count),
+    **dict.fromkeys(COUNTS, lambda option, value: checked_count(option, value, *COUNTS[option])),
     **dict.fromkeys(SECONDS, seconds),
     "timezone": lambda option, value: zone_name(value),
     "calendar": lambda option, value: [
@@ -124,7 +126,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False) -> dict[str, Any]:
+def columns(
+    name: str, options: Mapping[str, Any], *, may_never_fire: bool = False
+) -> dict[str, Any]:
     """Return the columns that these keywords set; raises InvalidSchedule or InvalidOption with
     keyword and remedy.
 
@@ -139,17 +143,17 @@ def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False
         "jitter",
         *(extra for extras in _BESIDE.values() for extra in extras),
     }
-    for option in given:
+    for option in options:
         if option not in known:
             hint = did_you_mean(option, known) or f"It has: {', '.join(sorted(known))}."
             raise InvalidOption(f"A recurring task has no option {option!r}. {hint}")
     values: dict[str, Any] = {}
     for option, check in _CHECKS.items():
-        if option in given:
-            value, column = given[option], COLUMNS.get(option, option)
+        if option in options:
+            value, column = options[option], COLUMNS.get(option, option)
             values[column] = None if value is None and option in NULLABLE else check(option, value)
-    values |= _jitter(given["jitter"]) if "jitter" in given else {}
-    parts = _parts(given)
+    values |= _jitter(options["jitter"]) if "jitter" in options else {}
+    parts = _parts(options)
     if parts is not None:
         zone = values.get("time_zone", "UTC")
         timetable = checked_parts(parts, zone=zone, seed=name, allow_never=may_never_fire)
@@ -158,17 +162,19 @@ def columns(name: str, given: Mapping[str, Any], *, may_never_fire: bool = False
     return values
 
 
-def _parts(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    parts = [dict(part) for part in given.get("parts") or ()]
+def _parts(options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    parts = [dict(part) for part in options.get("parts") or ()]
     for kind in KINDS:
-        if given.get(kind) is not None:
-            beside = {
-                extra: given[extra]
+        if options.get(kind) is not None:
+            extras = {
+                extra: options[extra]
                 for extra in _BESIDE.get(kind, ())
-                if given.get(extra) is not None
+                if options.get(extra) is not None
             }
-            parts += [{kind: value, **beside} for value in _values(kind, given[kind])]
-    if not parts and any(kind in given for kind in (*KINDS, "parts")):
+            for value in _values(kind, options[kind]):
+                keywords = keywords_of(kind, value)
+                parts.append({kind: value, **extras} if keywords is None else keywords | extras)
+    if not parts and any(kind in options for kind in (*KINDS, "parts")):
         raise InvalidSchedule(f"A schedule needs one of {', '.join(KINDS)}.")
     return parts or None
 
@@ -234,11 +240,11 @@ class ScheduleOptions(TypedDict, total=False):
     task.
     """
 
-    interval: float | timedelta
-    cron: str | Sequence[str]
+    interval: float | timedelta | CeleryInterval
+    cron: str | CeleryCrontab | Sequence[str | CeleryCrontab]
     seconds: str
     rrule: str | Sequence[str]
-    solar: str
+    solar: str | CelerySolar
     latitude: float
     longitude: float
     offset: float | timedelta

@@ -110,9 +110,9 @@ def readable(read: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
     """Decorator: turn unexpected errors from a corrupted RecurringTask row into InvalidSchedule."""
 
     @wraps(read)
-    def reading(row: S, /, *rest: P.args, **more: P.kwargs) -> T:
+    def reading(row: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return read(row, *rest, **more)
+            return read(row, *args, **kwargs)
         except DurableTasksError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as broken:
@@ -152,8 +152,13 @@ def agenda_of(row: AnySchedule, calendars: Calendars | None = None) -> Agenda:
 
     Raises InvalidSchedule if the row is corrupted or refers to a missing calendar.
     """
+    return agenda_from(row, business_days_of(row, calendars), overrides_of(row))
+
+
+def business_days_of(row: AnySchedule, calendars: Calendars | None = None) -> BusinessDays | None:
+    """Return the days of the row's calendars; raises InvalidSchedule if one is missing."""
     calendars = calendars_of([row]) if calendars is None else calendars
-    return agenda_from(row, _days_of(named_calendars(row, calendars)), overrides_of(row))
+    return _days_of(named_calendars(row, calendars))
 
 
 def named_calendars(row: AnySchedule, calendars: Calendars) -> tuple[Version, ...]:

@@ -73,17 +73,17 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
 
     The modules with tasks must be imported before this call.
     """
-    good: dict[str, Declared] = {}
-    bad: dict[str, str] = {}
+    valid: dict[str, Declared] = {}
+    errors: dict[str, str] = {}
     code = registry.declarations()
     settings = [
         Declaration(
             name,
-            given["task"],
-            {key: value for key, value in given.items() if key != "task"},
+            options["task"],
+            {key: value for key, value in options.items() if key != "task"},
             SETTINGS,
         )
-        for name, given in (conf.settings().SCHEDULES or {}).items()
+        for name, options in (conf.settings().SCHEDULES or {}).items()
     ]
     for declaration in [*code.values(), *settings]:
         try:
@@ -94,12 +94,13 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
             checked_key("name", declaration.name)
             task = registry.get(declaration.task).options.name
             values = columns(declaration.name, declaration.options) | {"task": task}
+            values = lifecycle.with_json_arguments(values)
             if not values.get("timetable"):
                 raise InvalidSchedule(f"It needs one of {', '.join(KINDS)}.")
-            good[declaration.name] = Declared(declaration.name, declaration.source, values)
+            valid[declaration.name] = Declared(declaration.name, declaration.source, values)
         except DurableTasksError as refused:
-            bad[declaration.name] = str(refused)
-    return {name: declared for name, declared in good.items() if name not in bad}, bad
+            errors[declaration.name] = str(refused)
+    return {name: declared for name, declared in valid.items() if name not in errors}, errors
 
 
 # Differences --------------------------------------------------------------------------------------
@@ -109,13 +110,13 @@ def diff(*, prune: bool = False, adopt: bool = False) -> list[SyncStep]:
     """Return the steps that ``apply`` would perform, ordered by name; empty if all rows match their
     declarations.
     """
-    good, bad = declarations()
+    valid, errors = declarations()
     rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
-    rows |= {row.name: row for row in _rows().filter(name__in=good)}
-    refused = [SyncStep(name, SyncAction.REFUSE, reason=reason) for name, reason in bad.items()]
-    names = {*good, *rows} - bad.keys()
+    rows |= {row.name: row for row in _rows().filter(name__in=valid)}
+    refused = [SyncStep(name, SyncAction.REFUSE, reason=reason) for name, reason in errors.items()]
+    names = {*valid, *rows} - errors.keys()
     steps = [
-        _step(name, good.get(name), rows.get(name), prune=prune, adopt=adopt) for name in names
+        _step(name, valid.get(name), rows.get(name), prune=prune, adopt=adopt) for name in names
     ]
     return sorted([*refused, *filter(None, steps)], key=lambda step: step.name)
 
@@ -138,12 +139,12 @@ def _step(
     if row is None:
         return SyncStep(name, SyncAction.CREATE, declared.source)
     if row.source not in DECLARING and not adopt:
-        whose = f"source {row.source!r}" if row.source else "hand"
+        owner = f"source {row.source!r}" if row.source else "hand"
         return SyncStep(
             name,
             SyncAction.CLASH,
             declared.source,
-            reason=f"a row of this name was made by {whose}; --adopt it",
+            reason=f"a row of this name was made by {owner}; --adopt it",
         )
     values = kept(declared.values)
     current = kept(
@@ -213,13 +214,13 @@ def apply(
     """
     if dry_run:
         return diff(prune=prune, adopt=adopt)
-    good, _problems = declarations()
+    valid, _errors = declarations()
     done = []
     for step in diff(prune=prune, adopt=adopt):
         performed = (
             step
             if step.act in NOTHING_DONE
-            else _do(step, good.get(step.name), prune=prune, adopt=adopt)
+            else _do(step, valid.get(step.name), prune=prune, adopt=adopt)
         )
         done += [performed] if performed else []
     return done
@@ -257,17 +258,17 @@ def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None)
             elif row.status == RecurringStatus.ACTIVE:
                 lifecycle.pause(row, reason=UNDECLARED)
         return
-    own: dict[str, Any] = {
+    declared_columns: dict[str, Any] = {
         "source": declared.source,
         "declaration": kept(declared.values),
         "undeclared_at": None,
     }
     if row is None:
-        lifecycle.create(step.name, DEFAULT_TENANT_ID, {**declared.values, **own})
+        lifecycle.create(step.name, DEFAULT_TENANT_ID, {**declared.values, **declared_columns})
         return
     values = {
         column: declared.values.get(column, new) for column, (_, new) in step.changes.items()
-    } | own
+    } | declared_columns
     ended = row.status == RecurringStatus.CANCELLED
     revived = row.undeclared_at is not None and row.status_reason == UNDECLARED
     if revived and ended:

@@ -27,6 +27,7 @@ from django_durable_tasks.choices import (
     RecurringStatus,
     Status,
 )
+from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
@@ -486,12 +487,15 @@ def decide_plan(tick: Tick, plan: FirePlan) -> None:
     ]
     for missed in choice.missed:
         logger.warning(
-            "Recurring task %s missed %d fires (%s).", schedule.name, missed.count, missed.reason
+            "Recurring task %s missed %s (%s).",
+            schedule.name,
+            counted(missed.count, "fire"),
+            missed.reason,
         )
-    left = None if schedule.max_runs is None else max(0, schedule.max_runs - plan.runs_count)
+    remaining = None if schedule.max_runs is None else max(0, schedule.max_runs - plan.runs_count)
     ran = 0
     for number, chosen in enumerate(choice.runs):
-        if left is not None and ran >= left:
+        if remaining is not None and ran >= remaining:
             break
         if tick.recorded and (schedule.pk, chosen.planned.nominal) in tick.recorded:
             continue
@@ -500,7 +504,7 @@ def decide_plan(tick: Tick, plan: FirePlan) -> None:
         )
         ran += _run(tick, schedule, chosen, following)
     status, reason = None, ""
-    if left is not None and ran >= left:
+    if remaining is not None and ran >= remaining:
         status, reason = RecurringStatus.CANCELLED, MAX_RUNS
     elif choice.following is None:
         status, reason = RecurringStatus.CANCELLED, ENDED
@@ -571,9 +575,7 @@ def _run(
         )
     task = occurrence_task(template, planned, start, verdict)
     tick.replaced += verdict.replaces
-    opened[:] = [
-        other for other in opened if other.task_id not in verdict.replaces or other.running
-    ]
+    opened[:] = [run for run in opened if run.task_id not in verdict.replaces or run.running]
     opened.append(Open(task.id, held=verdict.held))
     tick.new_tasks.append(task)
     if task.unique_key is not None:
@@ -683,6 +685,8 @@ class DueSelection(NamedTuple):
         due: QuerySet[RecurringTask] = RecurringTask.objects.using(tables.database()).due(self.now)
         if self.after is not None:
             due = due.filter(next_run_at__gt=self.after)
+        if self.keys is not None:
+            due = due.filter(pk__in=self.keys)
         return due.exclude(pk__in=_isolation.postponed())
 
 
@@ -693,16 +697,17 @@ def fire_due(
     *,
     after: datetime | None = None,
     windows: Windows | None = None,
+    keys: Sequence[uuid.UUID] | None = None,
 ) -> int:
     """Record all fire times up to ``now`` of at most ``limit`` due schedules; return how many
     tasks were created.
 
     With ``after``, schedules that became due before it or at it are left to other batches. With
-    ``windows``, tasks that are due and within them are published at the commit. A batch
-    that cannot be written is repeated schedule by schedule; one that fails alone is quarantined. An
-    outage of the database is raised and changes nothing.
+    ``windows``, tasks that are due and within them are published at the commit. With ``keys``, only
+    the schedules with these ids. A batch that cannot be written is repeated schedule by schedule;
+    one that fails alone is quarantined. An outage of the database is raised and changes nothing.
     """
-    selection, revisions = DueSelection(now, limit, after), dict[uuid.UUID, int]()
+    selection, revisions = DueSelection(now, limit, after, keys), dict[uuid.UUID, int]()
 
     def due() -> list[uuid.UUID]:
         revisions.update(selection.rows().values_list("pk", "revision")[:limit])
@@ -753,10 +758,10 @@ def _tick(tick: Tick, selection: DueSelection) -> int:
                 }
             )
         if ports.quotas is not None:
-            wanted = Counter[int]()
+            demand = Counter[int]()
             for plan in plans:
-                wanted[plan.schedule.tenant_id] += len(plan.choice.runs)
-            tick.quotas = ports.quotas.admit_open_tasks(+wanted, tick.now)
+                demand[plan.schedule.tenant_id] += len(plan.choice.runs)
+            tick.quotas = ports.quotas.admit_open_tasks(+demand, tick.now)
         for plan in plans:
             decide_plan(tick, plan)
         return _write(tick)
@@ -790,10 +795,10 @@ def _locked_keys(keys: Sequence[uuid.UUID], now: datetime) -> list[DueState]:
     # By the primary key alone, as all operations lock schedules: by another index MariaDB would
     # deadlock with them.
     rows = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
-    these = tables.locked_for_change(rows, skip_locked=True)
+    queryset = tables.locked_for_change(rows, skip_locked=True)
     return [
         DueState._make(columns)
-        for next_run_at, *columns in these.values_list("next_run_at", *DueState._fields)
+        for next_run_at, *columns in queryset.values_list("next_run_at", *DueState._fields)
         if next_run_at is not None and next_run_at <= now
     ]
 
@@ -914,9 +919,9 @@ def _write(tick: Tick) -> int:
 
 def _replace(stale: Sequence[Any]) -> None:
     if stale:
-        these = tables.tasks().filter(pk__in=stale)
-        endings.cancel(these, "REPLACED")
-        endings.request_cancel(these, "REPLACED")
+        queryset = tables.tasks().filter(pk__in=stale)
+        endings.cancel(queryset, "REPLACED")
+        endings.request_cancel(queryset, "REPLACED")
         edges.request_cancel_runs(workflow_runs().filter(pk__in=stale), "REPLACED")
 
 

@@ -162,20 +162,20 @@ def advance(moves: Sequence[Move]) -> None:
 @verb
 def _advance(moves: Sequence[Move]) -> None:
     for first in range(0, len(moves), _BULK):
-        part = moves[first : first + _BULK]
+        bulk = moves[first : first + _BULK]
         columns: dict[str, Any] = {
             name: Case(
-                *(When(pk=move.pk, then=constant(getattr(move, name))) for move in part),
+                *(When(pk=move.pk, then=constant(getattr(move, name))) for move in bulk),
                 default=F(name),
             )
             for name in ("next_run_at", "watermark_at")
         }
-        ran = [When(pk=move.pk, then=Value(move.ran)) for move in part if move.ran]
+        ran = [When(pk=move.pk, then=Value(move.ran)) for move in bulk if move.ran]
         last = [
-            When(pk=move.pk, then=constant(move.last_run_at)) for move in part if move.last_run_at
+            When(pk=move.pk, then=constant(move.last_run_at)) for move in bulk if move.last_run_at
         ]
         RecurringTask.objects.using(tables.database()).unguarded().filter(
-            pk__in=[move.pk for move in part]
+            pk__in=[move.pk for move in bulk]
         ).update(
             **columns,
             runs_count=F("runs_count") + Case(*ran, default=0),
@@ -309,8 +309,8 @@ def _in_batches(
     act: Callable[[list[uuid.UUID]], int],
 ) -> int:
     """Call ``act`` with at most ``limit`` of these schedules, without the postponed ones."""
-    these = rows.exclude(pk__in=isolation.postponed())
-    keys = list(these.values_list("pk", flat=True)[:limit])
+    queryset = rows.exclude(pk__in=isolation.postponed())
+    keys = list(queryset.values_list("pk", flat=True)[:limit])
     if not keys:
         return 0
     return sum(isolation.batch(lambda: act(keys), lambda: keys, lambda key: act([key])))

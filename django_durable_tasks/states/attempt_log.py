@@ -33,7 +33,7 @@ def insert_ending_events(ids: Sequence[uuid.UUID], status: Status) -> int:
     database = conf.settings().DATABASE
     ended = Task.objects.using(database).filter(pk__in=list(ids), status=status)
     graph = ended.filter(Q(has_dependents=True) | Q(workflow__isnull=False))
-    found = graph.values_list("pk", "epoch", "workflow_id", "has_dependents")
+    rows = graph.values_list("pk", "epoch", "workflow_id", "has_dependents")
     events = EndingEvent.objects.using(database).bulk_create(
         [
             EndingEvent(
@@ -43,7 +43,7 @@ def insert_ending_events(ids: Sequence[uuid.UUID], status: Status) -> int:
                 status=status,
                 resolved=not has_dependents,
             )
-            for task_id, epoch, workflow, has_dependents in found
+            for task_id, epoch, workflow, has_dependents in rows
         ]
     )
     return len(events)

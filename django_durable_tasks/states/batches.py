@@ -68,12 +68,12 @@ def take_due(
     # If others have locked some of the first due tasks, a bounded number of further pages is read.
     started, seen = list[Run](), list[uuid.UUID]()
     for _ in range(_PAGES):
-        wanted = len(run_ids) - len(started)
-        page = due_in_batch(queue, name, wanted, seen)
+        remaining = len(run_ids) - len(started)
+        page = due_in_batch(queue, name, remaining, seen)
         if page:
-            these = tasks().waiting_for_batch().filter(pk__in=page, due_at__lte=NOW)
-            started += take(these, run_ids[len(started) :], node, lease)
-        if len(page) < wanted or len(started) == len(run_ids):
+            due = tasks().waiting_for_batch().filter(pk__in=page, due_at__lte=NOW)
+            started += take(due, run_ids[len(started) :], node, lease)
+        if len(page) < remaining or len(started) == len(run_ids):
             break
         seen += page
     return started
@@ -153,8 +153,8 @@ def take(
 
 def _in_time(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the locked tasks that have not expired; set the others to EXPIRED."""
-    found = tasks().filter(pk__in=[task_id for task_id, _ in pairs], expires_at__lte=NOW)
-    late = set(found.values_list("pk", flat=True)) if pairs else set()
+    expired = tasks().filter(pk__in=[task_id for task_id, _ in pairs], expires_at__lte=NOW)
+    late = set(expired.values_list("pk", flat=True)) if pairs else set()
     if not late:
         return list(pairs)
     move(
@@ -171,12 +171,13 @@ def succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
     """RUNNING to SUCCESS for these runs, with log entries and ending events; return the run ids of
     those that were accepted. The others were fenced.
     """
-    with transaction_of_successes([one.run for one in successes]):
+    with transaction_of_successes([success.run for success in successes]):
         stored = [
-            encrypted_result(one.result, one.run.tenant_id, one.run.task_id) for one in successes
+            encrypted_result(success.result, success.run.tenant_id, success.run.task_id)
+            for success in successes
         ]
         accepted = _succeed_many(successes, stored, worker)
-        runs = [one.run for one in successes if one.run.run_id in accepted]
+        runs = [success.run for success in successes if success.run.run_id in accepted]
         announce("succeed", Status.SUCCESS, [run.task_id for run in runs], runs)
     return accepted
 
@@ -186,7 +187,7 @@ def _succeed_many(
     successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]], worker: str
 ) -> set[uuid.UUID]:
     with atomic():
-        pairs = locked(owned([one.run for one in successes]))
+        pairs = locked(owned([success.run for success in successes]))
         accepted = {task_id for task_id, _ in pairs}
         running = tasks().filter(matches_epochs(pairs), status__standing=[Status.RUNNING])
         running.update(
@@ -199,14 +200,16 @@ def _succeed_many(
         )
         attempt_log.log_successes(
             [
-                one.run._replace(started_at=one.run.started_at + timedelta(seconds=one.wait))
-                for one in successes
-                if one.run.task_id in accepted
+                success.run._replace(
+                    started_at=success.run.started_at + timedelta(seconds=success.wait)
+                )
+                for success in successes
+                if success.run.task_id in accepted
             ],
             worker,
         )
         attempt_log.insert_ending_events(sorted(accepted), Status.SUCCESS)
-    return {one.run.run_id for one in successes if one.run.task_id in accepted}
+    return {success.run.run_id for success in successes if success.run.task_id in accepted}
 
 
 @_succeed_many.on(POSTGRESQL)
@@ -215,13 +218,13 @@ def _succeed_many_in_one_statement(
 ) -> set[uuid.UUID]:
     # Joined texts, because the driver would convert the elements of each array one by one.
     parameters = {
-        "ids": ",".join([one.run.task_id.hex for one in successes]),
-        "epochs": ",".join([str(one.run.epoch) for one in successes]),
-        "runs": ",".join([one.run.run_id.hex for one in successes]),
+        "ids": ",".join([success.run.task_id.hex for success in successes]),
+        "epochs": ",".join([str(success.run.epoch) for success in successes]),
+        "runs": ",".join([success.run.run_id.hex for success in successes]),
         "results": _unless_all_null([result for result, _ in stored]),
         "keys": _unless_all_null([key for _, key in stored]),
-        "waits": ",".join([str(one.wait) for one in successes]),
-        "celery_ids": ",".join([one.run.celery_id for one in successes]),
+        "waits": ",".join([str(success.wait) for success in successes]),
+        "celery_ids": ",".join([success.run.celery_id for success in successes]),
         "worker": worker,
     }
     return {run_id for (run_id,) in read(sql("succeed_many"), parameters, binary=True)}
@@ -236,9 +239,9 @@ def _written_results(
     successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]]
 ) -> dict[str, Any]:
     results, keys, starts = list[When](), list[When](), list[When]()
-    for one, (result, key) in zip(successes, stored, strict=True):
-        task_id = one.run.task_id
-        start = one.run.started_at + timedelta(seconds=one.wait)
+    for success, (result, key) in zip(successes, stored, strict=True):
+        task_id = success.run.task_id
+        start = success.run.started_at + timedelta(seconds=success.wait)
         starts.append(When(pk=task_id, then=constant(start)))
         if result is not None:
             results.append(When(pk=task_id, then=Value(json.loads(result), JSONField())))

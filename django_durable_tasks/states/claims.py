@@ -40,7 +40,7 @@ from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.postgresql import number_array, text_array
 from django_durable_tasks.store.tables import NOW, atomic, first_of_each, read, tasks
-from django_durable_tasks.task_values import NewTask, Run
+from django_durable_tasks.task_values import NewTask, Run, sentry_headers
 
 # The rows that the statements of claims, starts and releases return, one type per column list.
 #
@@ -214,10 +214,10 @@ def make_due_wait(scopes: Mapping[uuid.UUID, str], now: datetime) -> int:
     with atomic():
         due = tasks().filter(pk__in=list(scopes), status=Status.PENDING, due_at__lte=now)
         pairs = locked(due, len(scopes))
-        these = tasks().filter(matches_epochs(pairs), status__standing=[Status.PENDING])
+        rows = tasks().filter(matches_epochs(pairs), status__standing=[Status.PENDING])
         # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
         writes = {"ready_at": F("due_at"), "due_at": NEVER, "waiting_for_limit": _by_scope(scopes)}
-        return these.update(**writes, updated_at=NOW) if pairs else 0
+        return rows.update(**writes, updated_at=NOW) if pairs else 0
 
 
 def release_waiting(queryset: TaskQuerySet, limit: int) -> int:
@@ -236,12 +236,12 @@ def _write_waiting(queryset: TaskQuerySet, limit: int, **writes: Any) -> int:
             status=Status.PENDING, waiting_for_limit__isnull=False, due_at__gte=NEVER
         )
         pairs = locked(waiting, limit)
-        these = tasks().filter(
+        rows = tasks().filter(
             matches_epochs(pairs),
             status__standing=[Status.PENDING],
             waiting_for_limit__isnull=False,
         )
-        return these.update(**writes, updated_at=NOW) if pairs else 0
+        return rows.update(**writes, updated_at=NOW) if pairs else 0
 
 
 def change_waiting_limit(scopes: Mapping[uuid.UUID, str]) -> int:
@@ -262,15 +262,15 @@ def repair_limit_wait(queryset: TaskQuerySet) -> int:
     again. ``waiting_for_limit`` is cleared for tasks that are not PENDING.
     """
     with atomic():
-        these = tasks().filter(matches_epochs(locked(queryset)))
-        unnamed = these.filter(
+        rows = tasks().filter(matches_epochs(locked(queryset)))
+        unnamed = rows.filter(
             status__standing=[Status.PENDING],
             due_at__gte=NEVER,
             waiting_for_limit=None,
             overlap_key=None,
         )
         number = unnamed.update(due_at=_WAS_DUE, updated_at=NOW)
-        not_waiting = these.exclude(status=Status.PENDING).filter(waiting_for_limit__isnull=False)
+        not_waiting = rows.exclude(status=Status.PENDING).filter(waiting_for_limit__isnull=False)
         return number + not_waiting.update(waiting_for_limit=None, updated_at=NOW)
 
 
@@ -278,19 +278,21 @@ def age(queryset: TaskQuerySet, limit: int) -> int:
     """Raise the priority of PENDING tasks by one, to at most 9; ``priority_boost`` counts this."""
     with atomic():
         pairs = locked(queryset.filter(status=Status.PENDING, priority__lt=9), limit)
-        these = tasks().filter(
+        rows = tasks().filter(
             matches_epochs(pairs), status__standing=[Status.PENDING], priority__lt=9
         )
         more = {
             name: F(name) + Value(1, SmallIntegerField()) for name in ("priority", "priority_boost")
         }
-        return these.update(**more, updated_at=NOW) if pairs else 0
+        return rows.update(**more, updated_at=NOW) if pairs else 0
 
 
-def _by_scope(scopes: Mapping[uuid.UUID, str]) -> Case:
+def _by_scope(scopes: Mapping[uuid.UUID, str]) -> Case | Value:
     by_scope: dict[str, list[uuid.UUID]] = {}
     for task_id, scope in scopes.items():
         by_scope.setdefault(scope, []).append(task_id)
+    if len(by_scope) == 1:
+        return Value(next(iter(by_scope)))
     whens = (When(pk__in=ids, then=Value(scope)) for scope, ids in by_scope.items())
     return Case(*whens, default=None)
 
@@ -331,14 +333,14 @@ def _claim_in_one_statement(
     wait: float,
     shards: Collection[int] | None = None,
 ) -> list[ClaimedTask]:
-    tenants = [one.tenant_id for one in demands if one.tenant_id is not None]
+    tenants = [demand.tenant_id for demand in demands if demand.tenant_id is not None]
     late = now - timedelta(seconds=UNSERVED_AFTER)
     parameters: dict[str, Any] = {"now": now, "limit": limit, "node": node, "wait": wait}
     parameters |= {"late": late, "tenants": number_array(tenants)} if tenants else {"late": late}
-    parameters["queues"] = text_array(one.queue for one in demands)
-    parameters["limits"] = number_array(one.limit for one in demands)
-    parameters["leasts"] = number_array(one.least for one in demands)
-    parameters["levels"] = number_array(one.levels for one in demands)
+    parameters["queues"] = text_array(demand.queue for demand in demands)
+    parameters["limits"] = number_array(demand.limit for demand in demands)
+    parameters["leasts"] = number_array(demand.least for demand in demands)
+    parameters["levels"] = number_array(demand.levels for demand in demands)
     parameters["shards"] = None if shards is None else sorted(shards)
     return _claimed_by("claim_of_tenants" if tenants else "claim", parameters)
 
@@ -351,8 +353,23 @@ def _claim_locked(
 
     InnoDB may wait for a row in spite of SKIP LOCKED, so two claims may deadlock.
     """
+    # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
+    writes: dict[str, Any] = {
+        "ready_at": F("due_at"),
+        "queued_at": DatabaseNow(),
+        "node": node,
+        "due_at": after(wait),
+        "publish_count": F("publish_count") + 1,
+    }
     with atomic():
-        return _claimed(lock(), node, wait)
+        pairs = lock()
+        move("claim", pairs, Status.QUEUED, **writes)
+        claimed = claimed_tasks(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
+        waited = [task.id for task in claimed if task.waiting_for_limit is not None]
+        if waited:
+            queued = tasks().filter(pk__in=waited, status__standing=[Status.QUEUED])
+            queued.update(waiting_for_limit=None)
+    return claimed
 
 
 def _locked_due(
@@ -371,11 +388,11 @@ def _locked_due(
         if len(locked_pairs) == len(page):
             break
         seen += page
-        found = Counter(page[task_id] for task_id, _ in locked_pairs)
+        numbers = Counter(page[task_id] for task_id, _ in locked_pairs)
         demands = [
-            one._replace(limit=one.limit - found[_part(one)])
-            for one in demands
-            if one.limit > found[_part(one)]
+            demand._replace(limit=demand.limit - numbers[_part(demand)])
+            for demand in demands
+            if demand.limit > numbers[_part(demand)]
         ]
     return pairs
 
@@ -383,8 +400,8 @@ def _locked_due(
 _Part = tuple[str, int | None]
 
 
-def _part(one: QueueDemand) -> _Part:
-    return one.queue, one.tenant_id
+def _part(demand: QueueDemand) -> _Part:
+    return demand.queue, demand.tenant_id
 
 
 def _due_of(
@@ -399,22 +416,22 @@ def _due_of(
         return {}
     scans = [
         (
-            (due if one.tenant_id is None else due.filter(tenant_id=one.tenant_id))
-            .filter(queue=one.queue, priority=priority)
+            (due if demand.tenant_id is None else due.filter(tenant_id=demand.tenant_id))
+            .filter(queue=demand.queue, priority=priority)
             .annotate(demand=Value(number)),
-            one.limit,
+            demand.limit,
         )
-        for number, one in enumerate(demands)
-        for priority in one.priorities
+        for number, demand in enumerate(demands)
+        for priority in demand.priorities
     ]
-    found: list[list[tuple[int, uuid.UUID]]] = [[] for _ in demands]
+    rows_of_demands: list[list[tuple[int, uuid.UUID]]] = [[] for _ in demands]
     for task_id, number, priority in first_of_each(scans, ("pk", "demand", "priority")):
-        found[number].append((-priority, task_id))
+        rows_of_demands[number].append((-priority, task_id))
     # Sorted by priority only: the rows of one priority are already in the order of their scan.
     ids = [
-        (row[1], _part(one))
-        for one, rows in zip(demands, found, strict=True)
-        for row in sorted(rows, key=itemgetter(0))[: one.limit]
+        (row[1], _part(demand))
+        for demand, rows in zip(demands, rows_of_demands, strict=True)
+        for row in sorted(rows, key=itemgetter(0))[: demand.limit]
     ]
     return dict(ids[:limit])
 
@@ -430,11 +447,11 @@ def due_tenants(
     scans = [
         (
             due.filter(
-                queue=one.queue, tenant_id__gt=max(DEFAULT_TENANT_ID, pasts.get(one.queue, 0))
-            ).annotate(demanded_queue=Value(one.queue)),
+                queue=demand.queue, tenant_id__gt=max(DEFAULT_TENANT_ID, pasts.get(demand.queue, 0))
+            ).annotate(demanded_queue=Value(demand.queue)),
             limit,
         )
-        for one in demands
+        for demand in demands
     ]
     return _by_queue(first_of_each(scans, ("demanded_queue", "tenant_id")))
 
@@ -443,7 +460,7 @@ def due_tenants(
 def _due_tenants_in_one_statement(
     demands: Sequence[QueueDemand], now: datetime, pasts: Mapping[str, int], limit: int
 ) -> dict[str, list[int]]:
-    queues = [one.queue for one in demands]
+    queues = [demand.queue for demand in demands]
     parameters = {"queues": text_array(queues), "now": now, "limit": limit}
     parameters["pasts"] = number_array(
         max(DEFAULT_TENANT_ID, pasts.get(queue, 0)) for queue in queues
@@ -452,34 +469,16 @@ def _due_tenants_in_one_statement(
 
 
 def _by_queue(rows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    tenants: dict[str, list[int]] = {}
     for queue, tenant_id in sorted(rows):
-        found.setdefault(queue, []).append(tenant_id)
-    return found
+        tenants.setdefault(queue, []).append(tenant_id)
+    return tenants
 
 
 def _claimed_by(name: str, parameters: dict[str, Any]) -> list[ClaimedTask]:
     """Execute the statement of this name, which claims tasks."""
     claimed = [ClaimedTask._make(row) for row in read(sql(name), parameters, binary=True)]
     announce("claim", Status.QUEUED, [task.id for task in claimed])
-    return claimed
-
-
-def _claimed(pairs: Sequence[Pair], node: uuid.UUID, wait: float) -> list[ClaimedTask]:
-    # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
-    writes: dict[str, Any] = {
-        "ready_at": F("due_at"),
-        "queued_at": DatabaseNow(),
-        "node": node,
-        "due_at": after(wait),
-        "publish_count": F("publish_count") + 1,
-    }
-    move("claim", pairs, Status.QUEUED, **writes)
-    claimed = claimed_tasks(tasks().filter(pk__in=[task_id for task_id, _ in pairs]))
-    waited = [task.id for task in claimed if task.waiting_for_limit is not None]
-    if waited:
-        queued = tasks().filter(pk__in=waited, status__standing=[Status.QUEUED])
-        queued.update(waiting_for_limit=None)
     return claimed
 
 
@@ -492,13 +491,13 @@ def claim_these(
     Tasks that run in batches are left out. ``waiting``: those that wait for a limit or were
     released by it, also tasks that run in batches.
     """
-    these = tasks().filter(pk__in=list(ids))
+    queryset = tasks().filter(pk__in=list(ids))
     if waiting:
-        release_waiting(these, len(ids))
+        release_waiting(queryset, len(ids))
     due = (
-        these.pending().filter(waiting_for_limit__isnull=False)
+        queryset.pending().filter(waiting_for_limit__isnull=False)
         if waiting
-        else these.published_alone()
+        else queryset.published_alone()
     ).filter(due_at__lte=NOW)
     return _claim_locked(partial(locked, due, len(ids)), node, wait)
 
@@ -596,6 +595,7 @@ def messages_for(queued: Iterable[ClaimedTask] | Iterable[NewTask]) -> list[Task
                 timeout=overrides.get("timeout"),
                 soft_timeout=overrides.get("soft_timeout"),
                 idempotency_key=task.idempotency_key,
+                headers=sentry_headers(overrides),
             )
         )
     return messages
@@ -606,14 +606,14 @@ def _overrides(task_id: uuid.UUID, options: Any) -> Mapping[str, Any]:
     does not stop a batch.
     """
     try:
-        found = json.loads(options) if isinstance(options, str) else options
+        overrides = json.loads(options) if isinstance(options, str) else options
     except ValueError:
-        found = options
-    if found is None or isinstance(found, dict):
-        return found or {}
+        overrides = options
+    if overrides is None or isinstance(overrides, dict):
+        return overrides or {}
     logger.error(
         "The options of task %s are not a JSON object (%.100r); it is published without them.",
         task_id,
-        found,
+        overrides,
     )
     return {}

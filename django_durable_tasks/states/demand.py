@@ -69,30 +69,30 @@ def shard_of(task_id: uuid.UUID) -> int:
 
 def parse_shards(text: str) -> frozenset[int]:
     """Return the shards of a text like ``0-31,40``; raises InvalidOption."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
+    shards: set[int] = set()
+    for item in text.split(","):
+        match = _RANGE.fullmatch(item)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if low > high or high >= SHARDS:
             raise InvalidOption.of(
                 "shards",
                 text,
-                f"{part.strip()!r} is no shard or range of shards; give numbers from 0 to"
+                f"{item.strip()!r} is no shard or range of shards; give numbers from 0 to"
                 f" {SHARDS - 1}, as in 0-31 or 0-15,40.",
             )
-        found.update(range(low, high + 1))
-    return frozenset(found)
+        shards.update(range(low, high + 1))
+    return frozenset(shards)
 
 
 def spell_shards(shards: Collection[int]) -> str:
     """Return these shards in the shortest form that ``parse_shards`` accepts: ``0-31,40``."""
-    parts: list[list[int]] = []
+    ranges: list[list[int]] = []
     for shard in sorted(set(shards)):
-        if parts and shard == parts[-1][-1] + 1:
-            parts[-1][1:] = [shard]
+        if ranges and shard == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [shard]
         else:
-            parts.append([shard])
-    return ",".join("-".join(map(str, part)) for part in parts)
+            ranges.append([shard])
+    return ",".join("-".join(map(str, bounds)) for bounds in ranges)
 
 
 def shards_of(node: uuid.UUID, nodes: Mapping[uuid.UUID, Collection[int] | None]) -> frozenset[int]:
@@ -102,15 +102,16 @@ def shards_of(node: uuid.UUID, nodes: Mapping[uuid.UUID, Collection[int] | None]
     restricted node serves all of its shards. The others divide the remaining shards, or all shards
     if none remain.
     """
-    mine = nodes.get(node)
-    if mine is not None:
-        return frozenset(mine)
+    own_shards = nodes.get(node)
+    if own_shards is not None:
+        return frozenset(own_shards)
     kept = {shard for shards in nodes.values() if shards is not None for shard in shards}
-    free = sorted(other for other, shards in nodes.items() if shards is None) or [node]
+    free = sorted(candidate for candidate, shards in nodes.items() if shards is None) or [node]
     return frozenset(
         shard
         for shard in range(SHARDS)
-        if shard not in kept and max(free, key=lambda other: (_weight(other, shard), other)) == node
+        if shard not in kept
+        and max(free, key=lambda candidate: (_weight(candidate, shard), candidate)) == node
     )
 
 

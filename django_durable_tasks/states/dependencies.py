@@ -61,7 +61,7 @@ def lock_rows(ids: Sequence[uuid.UUID], *, even_running: bool = False) -> dict[u
     database when it read the row.
     """
     if even_running or not callers_transaction():
-        return {row.pk: row for row in locked_for_change(_these(ids))}
+        return {row.pk: row for row in locked_for_change(_rows(ids))}
     return _lock_idle(sorted(set(ids)))
 
 
@@ -72,13 +72,13 @@ def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
     rows are locked in smaller parts. Raises TransitionRefused if a single row keeps changing.
     """
     for _ in range(TRIES):
-        rows = {row.pk: row for row in _these(ids)}
+        rows = {row.pk: row for row in _rows(ids)}
         idle = [row.pk for row in rows.values() if row.status != Status.RUNNING]
         with atomic():
             # PostgreSQL also locks rows that started while the statement waited for their locks.
             # The rollback to the savepoint unlocks them.
             locked_rows = {
-                row.pk: row for row in locked_for_change(_these(idle).filter(status__standing=IDLE))
+                row.pk: row for row in locked_for_change(_rows(idle).filter(status__standing=IDLE))
             }
             if len(locked_rows) == len(idle):
                 return rows | locked_rows
@@ -88,10 +88,10 @@ def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
             f"Task {ids[0]} was not locked after {TRIES} attempts because of concurrent updates;"
             " retry the call."
         )
-    size, found = PART if len(ids) > PART else 1, dict[uuid.UUID, Task]()
+    size, all_rows = PART if len(ids) > PART else 1, dict[uuid.UUID, Task]()
     for first in range(0, len(ids), size):
-        found |= _lock_idle(ids[first : first + size])
-    return found
+        all_rows |= _lock_idle(ids[first : first + size])
+    return all_rows
 
 
 def lock_free(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
@@ -100,18 +100,18 @@ def lock_free(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
     Rows that other transactions have locked are left out.
     """
     pairs = locked(tasks().filter(pk__in=list(ids)), len(ids))
-    return {row.pk: row for row in _these([task_id for task_id, _ in pairs])}
+    return {row.pk: row for row in _rows([task_id for task_id, _ in pairs])}
 
 
-def _these(ids: Sequence[uuid.UUID]) -> TaskQuerySet:
-    these = (
+def _rows(ids: Sequence[uuid.UUID]) -> TaskQuerySet:
+    queryset: TaskQuerySet = (
         tasks()
         .filter(pk__in=sorted(ids))
         .order_by("pk")
-        .defer("args", "kwargs", "result", "progress")
+        .defer("args", "kwargs", "result", "progress", "position")
+        .annotate(read_at=DatabaseNow())
     )
-    found: TaskQuerySet = these.annotate(read_at=DatabaseNow())
-    return found
+    return queryset
 
 
 def release(pairs: Sequence[Pair]) -> int:
@@ -190,7 +190,7 @@ def _release_met_in_one_statement(
     parameters = {"events": list(events), "limit": limit, "wait": wait, "alone": alone}
     parameters |= {"open": list(queues), "limited": list(limited)}
     rows = read(sql("resolve_endings"), parameters)
-    ((number, more, left, *_), *_) = rows
+    ((number, more, remaining, *_), *_) = rows
     # After the first four columns: the new status, and what a claim returns.
     released = [(row[4], ClaimedTask._make(row[5:])) for row in rows if row[4] is not None]
     pending = [task for status, task in released if status == Status.PENDING]
@@ -199,7 +199,7 @@ def _release_met_in_one_statement(
     announce("release", Status.QUEUED, [task.id for task in queued])
     if pending:
         ports.due.rescheduled(min(task.run_at for task in pending))
-    return Released(number, more, left, len(released), queued)
+    return Released(number, more, remaining, len(released), queued)
 
 
 def block(queryset: TaskQuerySet) -> list[uuid.UUID]:
@@ -245,7 +245,9 @@ def replay_blocked(pairs: Sequence[Pair], name: str = "replay", *, reason: str =
 
     ``name`` is ``replay``, or ``rerun`` for tasks that succeeded.
     """
-    return move(name, pairs, Status.BLOCKED, due_at=None, **{**REOPENED, "reason": reason})
+    # Without the position, because the results of the upstreams may be other ones.
+    writes = {**REOPENED, "reason": reason, "position": None}
+    return move(name, pairs, Status.BLOCKED, due_at=None, **writes)
 
 
 def set_needed(needed: Mapping[uuid.UUID, int]) -> None:

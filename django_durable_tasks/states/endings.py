@@ -177,6 +177,8 @@ def replay(
     with atomic():
         pairs = locked(queryset.filter(status__in=TRANSITIONS[name].sources))
         changes = encrypted_changes([task_id for task_id, _ in pairs], changes)
+        if name == "rerun" or "args" in changes or "kwargs" in changes:
+            changes["position"] = None  # all of it is done again, or with other arguments
         writes = {**REOPENED, "reason": reason, "unresolved_dependencies_count": 0, **changes}
         move(name, pairs, Status.PENDING, due_at=DatabaseNow(), **writes)
     return [task_id for task_id, _ in pairs]
@@ -230,8 +232,8 @@ def move_waits(now: datetime, tolerance: float, limit: int) -> int:
         rows = tasks().filter(pk__in=list(epochs)).values_list("pk", "due_at", "updated_at")
         moved = {pk: max(now, due - (written - now)) for pk, due, written in rows if due}
         whens = [When(pk=pk, then=constant(due)) for pk, due in moved.items()]
-        these = tasks().filter(matches_epochs(epochs.items()), status__standing=[Status.PENDING])
-        number = these.update(due_at=Case(*whens, default=F("due_at")), updated_at=NOW)
+        queryset = tasks().filter(matches_epochs(epochs.items()), status__standing=[Status.PENDING])
+        number = queryset.update(due_at=Case(*whens, default=F("due_at")), updated_at=NOW)
         ports.due.rescheduled(min(moved.values()))
         return number
 
@@ -241,5 +243,5 @@ def shorten_republish_waits(longest: float, limit: int) -> int:
     with atomic():
         late = tasks().filter(status=Status.QUEUED, due_at__gt=after(longest + 1.0))
         pairs = locked(late, limit)
-        these = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
-        return these.update(due_at=after(longest)) if pairs else 0
+        queryset = tasks().filter(matches_epochs(pairs), status__standing=[Status.QUEUED])
+        return queryset.update(due_at=after(longest)) if pairs else 0

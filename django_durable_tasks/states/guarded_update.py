@@ -296,13 +296,13 @@ def _locked_as_found(queryset: TaskQuerySet) -> list[Pair]:
     row of a page starts, the rows of this page are locked one by one. The number of statements is
     therefore bounded, and no row that starts meanwhile stays locked.
     """
-    found = dict[uuid.UUID, str]()
+    seen = dict[uuid.UUID, str]()
     for _ in range(TRIES):
-        found = dict(queryset.order_by("pk").values_list("pk", "status"))
-        pairs = _lock_all(queryset, found)
+        seen = dict(queryset.order_by("pk").values_list("pk", "status"))
+        pairs = _lock_all(queryset, seen)
         if pairs is not None:
             return pairs
-    rows, pairs = list(found.items()), list[Pair]()
+    rows, pairs = list(seen.items()), list[Pair]()
     for first in range(0, len(rows), PART):
         page = dict(rows[first : first + PART])
         together = _lock_all(queryset, page)
@@ -314,7 +314,7 @@ def _locked_as_found(queryset: TaskQuerySet) -> list[Pair]:
     return pairs
 
 
-def _lock_all(queryset: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pair] | None:
+def _lock_all(queryset: TaskQuerySet, seen: Mapping[uuid.UUID, str]) -> list[Pair] | None:
     """Lock these rows and return those that still match the queryset.
 
     Returns None, without a lock, if one of them has started. On PostgreSQL a row that starts while
@@ -323,15 +323,15 @@ def _lock_all(queryset: TaskQuerySet, found: Mapping[uuid.UUID, str]) -> list[Pa
     wait for the lock.
     """
     with atomic():
-        statuses = IDLE | set(found.values())
-        rows = tasks().filter(pk__in=list(found), status__standing=statuses).order_by("pk")
-        locked_ids = set(locked_for_change(rows).values_list("pk", flat=True)) if found else set()
-        if len(locked_ids) < len(found):
+        statuses = IDLE | set(seen.values())
+        rows = tasks().filter(pk__in=list(seen), status__standing=statuses).order_by("pk")
+        locked_ids = set(locked_for_change(rows).values_list("pk", flat=True)) if seen else set()
+        if len(locked_ids) < len(seen):
             transaction.set_rollback(True, using=database())
             return None
-        these = queryset if _lists_keys(queryset) else queryset.filter(pk__in=locked_ids)
+        matching = queryset if _lists_keys(queryset) else queryset.filter(pk__in=locked_ids)
         return (
-            sorted(pair for pair in these.values_list("pk", "epoch") if pair[0] in locked_ids)
+            sorted(pair for pair in matching.values_list("pk", "epoch") if pair[0] in locked_ids)
             if locked_ids
             else []
         )
@@ -345,13 +345,13 @@ def first_locked(queryset: TaskQuerySet, limit: int) -> list[Pair]:
     """
     pairs, seen = list[Pair](), list[uuid.UUID]()
     for _ in range(PAGES):
-        rest = queryset.exclude(pk__in=seen) if seen else queryset
-        page = list(rest.values_list("pk", flat=True)[: limit - len(pairs)])
+        unseen = queryset.exclude(pk__in=seen) if seen else queryset
+        page = list(unseen.values_list("pk", flat=True)[: limit - len(pairs)])
         position = {task_id: number for number, task_id in enumerate(page)}
-        found = _lock(queryset, page, skip_locked=True)
-        pairs += sorted(found, key=lambda pair: position[pair[0]])
+        locked_pairs = _lock(queryset, page, skip_locked=True)
+        pairs += sorted(locked_pairs, key=lambda pair: position[pair[0]])
         seen += page
-        if len(found) == len(page):
+        if len(locked_pairs) == len(page):
             break
     return pairs
 
@@ -367,31 +367,31 @@ def _first_locked_in_one_statement(queryset: TaskQuerySet, limit: int) -> list[P
 
 @verb
 def _lock(
-    queryset: TaskQuerySet, found: Sequence[uuid.UUID], *, skip_locked: bool = False
+    queryset: TaskQuerySet, task_ids: Sequence[uuid.UUID], *, skip_locked: bool = False
 ) -> list[Pair]:
-    if not found:
+    if not task_ids:
         return []
     whole = not skip_locked and _lists_keys(queryset)
-    these = (queryset if whole else queryset.filter(pk__in=found)).order_by("pk")
-    locked_rows = locked_for_change(these, skip_locked=skip_locked)
+    matching = (queryset if whole else queryset.filter(pk__in=task_ids)).order_by("pk")
+    locked_rows = locked_for_change(matching, skip_locked=skip_locked)
     return list(locked_rows.values_list("pk", "epoch"))
 
 
 @_lock.on(MYSQL)
 def _lock_by_primary_key(
-    queryset: TaskQuerySet, found: Sequence[uuid.UUID], *, skip_locked: bool = False
+    queryset: TaskQuerySet, task_ids: Sequence[uuid.UUID], *, skip_locked: bool = False
 ) -> list[Pair]:
     """Lock by the primary key only. A statement that locks an entry of another index first would
     deadlock with one that locks the row first.
     """
-    if not found:
+    if not task_ids:
         return []
-    rows = tasks().filter(pk__in=found).order_by("pk")
+    rows = tasks().filter(pk__in=task_ids).order_by("pk")
     locked_rows = locked_for_change(rows, skip_locked=skip_locked)
     keys = list(locked_rows.values_list("pk", flat=True))
     whole = not skip_locked and _lists_keys(queryset)
-    these = (queryset if whole else queryset.filter(pk__in=found)).order_by("pk")
-    return list(these.filter(pk__in=keys).values_list("pk", "epoch"))
+    matching = (queryset if whole else queryset.filter(pk__in=task_ids)).order_by("pk")
+    return list(matching.filter(pk__in=keys).values_list("pk", "epoch"))
 
 
 def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **writes: Any) -> int:

@@ -91,7 +91,7 @@ def _encrypted_text(text: str, where: StorageLocation) -> str:
 
 
 def encrypted_result(
-    result: str | None, tenant_id: int, task_id: uuid.UUID
+    result: str | None, tenant_id: int, task_id: uuid.UUID, column: str = "result"
 ) -> tuple[str | None, str | None]:
     """Return the JSON text to store, and the id of its key; the text itself and None if it is not
     encrypted.
@@ -99,7 +99,7 @@ def encrypted_result(
     key = current_key_id()
     if key is None or result is None:
         return result, None
-    value = encrypted(json.loads(result), place(tenant_id, "result", task_id))
+    value = encrypted(json.loads(result), place(tenant_id, column, task_id))
     if not isinstance(value, EncryptedValue):
         return result, None
     return json.dumps(dict(value.envelope)), key
@@ -112,21 +112,21 @@ def encrypted_changes(ids: Sequence[uuid.UUID], changes: Mapping[str, Any]) -> d
     if not names or key is None:
         return dict(changes)
     tenants = dict(tasks().filter(pk__in=list(ids)).values_list("pk", "tenant_id"))
-    found = dict(changes)
+    columns = dict(changes)
     for name in names:
         values = {
             task_id: encrypted(changes[name], place(tenant_id, name, task_id))
             for task_id, tenant_id in tenants.items()
         }
         if any(isinstance(value, EncryptedValue) for value in values.values()):
-            found[name] = Case(
+            columns[name] = Case(
                 *(
                     When(pk=task_id, then=Value(dict(value.envelope), JSONField()))
                     for task_id, value in values.items()
                 )
             )
-            found["encryption_key"] = key_after(key)
-    return found
+            columns["encryption_key"] = key_after(key)
+    return columns
 
 
 def key_after(key: str) -> Case:
@@ -199,11 +199,11 @@ def row_at(task: NewTask, now: datetime) -> Task:
 @functools.cache
 def _defaults() -> Mapping[str, Any]:
     """Return what an INSERT that names no column writes, in the order of the columns."""
-    found = {field.attname: field.db_default for field in Task._meta.concrete_fields}
+    defaults = {field.attname: field.db_default for field in Task._meta.concrete_fields}
     unset = (NOT_PROVIDED,)
     return {
         name: None if value in unset or isinstance(value, Expression) else value
-        for name, value in found.items()
+        for name, value in defaults.items()
     }
 
 
@@ -488,35 +488,37 @@ def _insert_free_in_one_statement(batch: Sequence[NewTask]) -> set[uuid.UUID]:
 
 
 def create_stream(
-    parts: Iterator[Sequence[NewTask]], number: int, within: float
+    chunks: Iterator[Sequence[NewTask]], number: int, within: float
 ) -> Sequence[NewTask]:
-    """Insert the next tasks of ``parts``, at most ``number``, and return them; none if there are
+    """Insert the next tasks of ``chunks``, at most ``number``, and return them; none if there are
     no more.
 
-    With COPY the database writes them while ``parts`` builds others, which must not use the
-    connection. The statement ends after about ``within`` seconds, even if ``parts`` has more. If
-    ``parts`` raises an exception, the caller rolls back.
+    With COPY the database writes them while ``chunks`` builds others, which must not use the
+    connection. The statement ends after about ``within`` seconds, even if ``chunks`` has more. If
+    ``chunks`` raises an exception, the caller rolls back.
     """
     now = copy_time() if number >= _COPIED else None
     if now is None:
-        new_tasks = [encrypted_task(task) for part in parts for task in part]
+        new_tasks = [encrypted_task(task) for chunk in chunks for task in chunk]
         if new_tasks:
             _insert(new_tasks)
     else:
-        new_tasks = _copy(([encrypted_task(task) for task in part] for part in parts), now, within)
+        new_tasks = _copy(
+            ([encrypted_task(task) for task in chunk] for chunk in chunks), now, within
+        )
     _announce_all(new_tasks)
     return new_tasks
 
 
 def _copy(
-    parts: Iterable[Sequence[NewTask]], now: datetime, within: float = float("inf")
+    chunks: Iterable[Sequence[NewTask]], now: datetime, within: float = float("inf")
 ) -> list[NewTask]:
     """Insert by COPY; ``now`` is the time of the database."""
     copied, began = list[NewTask](), time.monotonic()
     with copying(insert_statement("copy_tasks")) as send:
-        for part in parts:
-            send(rows_of(part, now))
-            copied += part
+        for chunk in chunks:
+            send(rows_of(chunk, now))
+            copied += chunk
             if time.monotonic() - began > within:
                 break
     return copied
@@ -557,6 +559,8 @@ def edit(queryset: TaskQuerySet, limit: int | None = None, **changes: Any) -> in
             )
         if "due_at" in changes:
             changes["waiting_for_limit"] = None  # the next claim checks the limits again
+        if "args" in changes or "kwargs" in changes:
+            changes["position"] = None  # it belongs to the other arguments
         changes = encrypted_changes([task_id for task_id, _ in pairs], changes)
         return (
             tasks()

@@ -113,7 +113,7 @@ _TABLE = (
         "RUNNING",
         "RUNNING",
         "epoch, run_id",
-        "lease_until, progress; reads back a cancel request",
+        "lease_until, progress, position; reads back a cancel request",
     ),
     _move(
         "succeed",

@@ -13,6 +13,7 @@ from django.db.models import Case, Exists, F, JSONField, OuterRef, Q, Value, Whe
 from django.db.models.functions import Cast
 
 from django_durable_tasks.choices import TERMINAL, LogStatus, Status
+from django_durable_tasks.encryption import decrypted
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
@@ -36,7 +37,7 @@ from django_durable_tasks.states.guarded_update import (
     record_endings,
     transaction_of_successes,
 )
-from django_durable_tasks.states.inserts import encrypted_result, key_after
+from django_durable_tasks.states.inserts import encrypted_result, key_after, place
 from django_durable_tasks.store.clock import after, aware
 from django_durable_tasks.store.dialects import POSTGRESQL, SQLITE, sql, verb
 from django_durable_tasks.store.tables import atomic, count, database, read, tasks
@@ -66,10 +67,10 @@ def start(
     guard does not match, a cancellation was requested, the task has expired, or its queue is
     paused, and None if there is no row. Nothing is written then.
     """
-    found = _start(task_id, epoch, run_id, place, name)
-    if isinstance(found, Run):
-        announce("start", Status.RUNNING, [found.task_id])
-    return found
+    started = _start(task_id, epoch, run_id, place, name)
+    if isinstance(started, Run):
+        announce("start", Status.RUNNING, [started.task_id])
+    return started
 
 
 @verb
@@ -149,7 +150,7 @@ def start_claimed(starts: Sequence[ClaimedStart], node: uuid.UUID) -> list[Run]:
     left out.
     """
     paused = QueueControl.objects.filter(name=OuterRef("queue"), paused_at__isnull=False)
-    in_epoch = matches_epochs((one.task_id, one.epoch) for one in starts)
+    in_epoch = matches_epochs((claimed.task_id, claimed.epoch) for claimed in starts)
     startable = tasks().filter(
         in_epoch,
         Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
@@ -157,9 +158,9 @@ def start_claimed(starts: Sequence[ClaimedStart], node: uuid.UUID) -> list[Run]:
         status=Status.QUEUED,
         cancel_requested_at__isnull=True,
     )
-    run_ids = _by_task({one.task_id: Value(one.run_id) for one in starts})
+    run_ids = _by_task({claimed.task_id: Value(claimed.run_id) for claimed in starts})
     writes = start_writes(run_ids, node, 0.0)
-    writes["lease_until"] = _by_task({one.task_id: after(one.lease) for one in starts})
+    writes["lease_until"] = _by_task({claimed.task_id: after(claimed.lease) for claimed in starts})
     with atomic():
         pairs = locked(startable, len(starts))
         if not move("start", pairs, Status.RUNNING, **writes):
@@ -177,12 +178,13 @@ def _start_claimed_in_one_statement(starts: Sequence[ClaimedStart], node: uuid.U
 
 
 class Taken(NamedTuple):
-    """What one take returned: the runs with the priorities of their tasks, and the tasks that it
-    claimed only.
+    """What one take returned: the runs with the priorities of their tasks, the tasks that it only
+    claimed, and the ``publish_count`` of the tasks that it started, a part of their Celery ids.
     """
 
     started: list[tuple[Run, int]]
     claimed: list[ClaimedTask]
+    publish_count: int
 
 
 @verb
@@ -215,6 +217,7 @@ def take_alone(
     return Taken(
         [(run, priorities[run.task_id]) for run in runs],
         [task for task in claimed if task.id not in ids],
+        publish_count=1,  # the claim counted a message
     )
 
 
@@ -237,7 +240,7 @@ def _take_alone_in_one_statement(
         "wait": wait,
         "leases": json.dumps(dict(leases)),
     }
-    taken, number = Taken([], []), len(RUN_COLUMNS)
+    taken, number = Taken([], [], publish_count=0), len(RUN_COLUMNS)
     for row in read(sql("take_alone"), parameters):
         more = _TakenRow(*row[number:])
         if more.status == Status.RUNNING:
@@ -278,8 +281,8 @@ def heartbeat(beats: Sequence[Beat]) -> dict[uuid.UUID, bool]:
     with _locked_if_free(beats) as owned:
         leases_by_task = {beat[0]: after(beat[3]) for beat in beats}
         owned.update(lease_until=_by_task(leases_by_task, F("lease_until")))
-        found = owned.values_list("run_id", "cancel_requested_at")
-        return {run: requested_at is not None for run, requested_at in found if run is not None}
+        rows = owned.values_list("run_id", "cancel_requested_at")
+        return {run: requested_at is not None for run, requested_at in rows if run is not None}
 
 
 @heartbeat.on(POSTGRESQL)
@@ -296,6 +299,27 @@ def write_progress(progress: Sequence[Progress]) -> set[uuid.UUID]:
         values = {task_id: Cast(Value(text), JSONField()) for task_id, _, _, text in progress}
         owned.update(progress=_by_task(values, F("progress")))
         return {run for run in owned.values_list("run_id", flat=True) if run is not None}
+
+
+def read_position(run: Run) -> tuple[bool, Any]:
+    """Return whether this run owns its task, and the position that the task has reached."""
+    owned = _owned([(run.task_id, run.epoch, run.run_id)])
+    for value in owned.values_list("position", flat=True):
+        return True, decrypted(value, place(run.tenant_id, "position", run.task_id))
+    return False, None
+
+
+def write_position(run: Run, position: str, progress: str | None) -> bool:
+    """Write the position (JSON) that a run has reached, and its progress unless it is None; return
+    False if the run does not own its task.
+    """
+    stored, key = encrypted_result(position, run.tenant_id, run.task_id, "position")
+    writes: dict[str, Any] = {"position": Value(json.loads(stored or "null"), JSONField())}
+    if progress is not None:
+        writes["progress"] = Cast(Value(progress), JSONField())
+    if key is not None:
+        writes["encryption_key"] = key_after(key)
+    return bool(_owned([(run.task_id, run.epoch, run.run_id)]).update(**writes))
 
 
 @verb

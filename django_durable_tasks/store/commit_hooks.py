@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import connections, transaction
 
@@ -60,11 +60,16 @@ def hook_of_transaction(
 
     With ``any_savepoint`` the hook of another savepoint is used too. This is for hooks that may act
     on something that was rolled back.
+
+    Directly in the transaction of a test each call registers a hook of its own, because
+    ``captureOnCommitCallbacks`` calls only those that were registered in its block.
     """
-    savepoints = frozenset(connections[database()].savepoint_ids)
-    for hook in hooks(kind):
-        if not hook.called and (any_savepoint or hook.savepoints == savepoints):
-            return hook
+    connection: Any = connections[database()]
+    savepoints = frozenset(connection.savepoint_ids)
+    if not (connection.atomic_blocks and connection.atomic_blocks[-1]._from_testcase):
+        for hook in hooks(kind):
+            if not hook.called and (any_savepoint or hook.savepoints == savepoints):
+                return hook
     hook = create()
     hook.savepoints = savepoints
     transaction.on_commit(hook, using=database(), robust=True)

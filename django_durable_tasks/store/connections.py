@@ -11,7 +11,8 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +42,8 @@ def read_jsonb_quickly(driver: Any) -> None:
     """
     adapters = getattr(driver, "adapters", None)
     if adapters is not None:
-        found = adapters.get_loader(_JSONB, _JSONB_BINARY)
-        adapters.register_loader(_JSONB, _quick(found))
+        loader = adapters.get_loader(_JSONB, _JSONB_BINARY)
+        adapters.register_loader(_JSONB, _quick(loader))
 
 
 @functools.cache
@@ -215,9 +216,10 @@ def open_dedicated(alias: str, patience: TimeLimits) -> BaseDatabaseWrapper:
         settings, alias
     )
     connection.inc_thread_sharing()
-    connection.ensure_connection()
-    read_jsonb_quickly(connection.connection)
     try:
+        # A receiver of connection_created, or a session setting of the server, may raise.
+        connection.ensure_connection()
+        read_jsonb_quickly(connection.connection)
         with connection.cursor() as cursor:
             for limit in limits:
                 cursor.execute(limit)
@@ -260,20 +262,126 @@ def _in_memory(alias: str) -> bool:
     return bool(getattr(connections[alias], "is_in_memory_db", bool)())
 
 
+_of_caller = ContextVar("durable_tasks_connection_of_caller", default=False)
+
+
 @contextmanager
-def dedicated_connection(patience: TimeLimits = WORK) -> Iterator[None]:
+def connection_of_caller() -> Iterator[None]:
+    """Let ``dedicated_connection`` do nothing while the block runs, so that everything happens in
+    the transaction of the caller, which may be a test.
+    """
+    token = _of_caller.set(True)
+    try:
+        yield
+    finally:
+        _of_caller.reset(token)
+
+
+@contextmanager
+def savepoint_of_test() -> Iterator[None]:
+    """Let the block fail without making the open transactions of a test unusable.
+
+    Outside of a transaction each write of a function is committed, whatever follows. So what was
+    written is kept, unless an error of the database has made the transaction unusable. If the block
+    caught this error, TransactionManagementError is raised: its writes would be lost silently.
+    """
+    opened: list[Any] = list(filter(_is_of_test, connections.all(initialized_only=True)))
+    savepoints = [(db, db.savepoint(), len(db.atomic_blocks)) for db in opened]
+    has_returned, broken = False, list[str]()
+    try:
+        yield
+        has_returned = True
+    finally:
+        for connection, savepoint, blocks in savepoints:
+            # The savepoint of a block that was not left ends before this one (roll_back_left).
+            if not _is_of_test(connection) or len(connection.atomic_blocks) != blocks:
+                continue
+            if connection.needs_rollback or _is_aborted(connection):
+                broken.append(connection.alias)
+                connection.needs_rollback = False
+                connection.savepoint_rollback(savepoint)
+            else:
+                connection.savepoint_commit(savepoint)
+    if has_returned and broken:
+        raise TransactionManagementError(
+            f"The function caught an error of the database {broken[0]!r}, which made the"
+            " transaction of the test unusable. Its writes were rolled back. Call what may fail in"
+            " transaction.atomic(), or test the function in a TransactionTestCase."
+        )
+
+
+def _is_of_test(connection: Any) -> bool:
+    blocks = connection.atomic_blocks
+    return bool(blocks) and blocks[0]._from_testcase and connection.connection is not None
+
+
+def _is_aborted(connection: Any) -> bool:
+    if connection.vendor != "postgresql":
+        return False
+    return bool(connection.connection.info.transaction_status == _IN_ERROR)
+
+
+class _Places:
+    """How many threads of this process may use dedicated connections at once. Without limit unless
+    ``limit`` is called.
+    """
+
+    def __init__(self) -> None:
+        self._free: threading.Semaphore | None = None
+        self._of_thread = threading.local()
+
+    def limit(self, number: int) -> None:
+        self._free = threading.Semaphore(number)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Wait for a place, and use it in the block. A nested block uses that of the outer one."""
+        free = self._free
+        if free is None or getattr(self._of_thread, "has_one", False):
+            yield
+            return
+        # Not indefinitely, because those that have a place may wait for this thread.
+        has_one = free.acquire(timeout=_PLACE_PATIENCE)
+        self._of_thread.has_one = True
+        try:
+            yield
+        finally:
+            self._of_thread.has_one = False
+            if has_one:
+                free.release()
+
+
+PLACES = 16
+"""Threads of a worker with a pool of threads that use dedicated connections at once. More would
+not be faster, because they share an interpreter.
+"""
+_PLACE_PATIENCE = 5.0
+"""Seconds until a thread uses a connection beyond the limit."""
+_places = _Places()
+
+
+def limit_threads() -> None:
+    """Let at most PLACES threads of this process use dedicated connections at once. Called in a
+    worker whose pool may have more threads than the database allows connections.
+    """
+    _places.limit(PLACES)
+
+
+@contextmanager
+def dedicated_connection(patience: TimeLimits = WORK, *, at_once: bool = False) -> Iterator[None]:
     """Replace the registered connection of this thread by a dedicated one while the block runs.
 
     A connection on which an exception was raised is closed, except for the errors of this package.
-    An in-memory SQLite database has only one connection, which stays.
+    An in-memory SQLite database has only one connection, which stays. ``at_once``: do not wait if
+    many threads of a worker use one.
     """
     alias = conf.settings().DATABASE
-    if _in_memory(alias):
+    if _of_caller.get() or _in_memory(alias):
         yield
         return
     before = connections[alias]
     key = alias, patience
-    with _no_fork_meanwhile(before):
+    with nullcontext() if at_once else _places.place(), _no_fork_meanwhile(before):
         connections[alias] = connection = _pool.borrow(key, lambda: open_dedicated(alias, patience))
         usable = False
         try:
@@ -371,7 +479,8 @@ def count() -> int:
 
 logger = logging.getLogger("django_durable_tasks.runs")
 # PQTRANS_INTRANS and PQTRANS_INERROR of libpq.
-_OPEN_STATES = (2, 3)
+_IN_ERROR = 3
+_OPEN_STATES = (2, _IN_ERROR)
 # The bit SERVER_STATUS_IN_TRANS in the status that MySQL sends with each answer. PyMySQL shows it;
 # mysqlclient does not, so that a raw BEGIN remains unnoticed there.
 _IN_TRANSACTION = 1
@@ -379,7 +488,8 @@ _IN_TRANSACTION = 1
 
 def open_blocks() -> dict[str, int]:
     """Return how many ``atomic`` blocks are open on each connection of this thread, by alias."""
-    return {one.alias: len(one.atomic_blocks) for one in connections.all(initialized_only=True)}
+    every = connections.all(initialized_only=True)
+    return {connection.alias: len(connection.atomic_blocks) for connection in every}
 
 
 def prepare_for_function() -> dict[str, int]:
@@ -389,9 +499,22 @@ def prepare_for_function() -> dict[str, int]:
     Only the blocks of a TestCase belong to a caller.
     """
     every: Sequence[Any] = connections.all(initialized_only=True)
-    before = {one.alias: sum(bool(b._from_testcase) for b in one.atomic_blocks) for one in every}
+    before = {
+        connection.alias: sum(bool(block._from_testcase) for block in connection.atomic_blocks)
+        for connection in every
+    }
     roll_back_left("An earlier task of this process", before)
     return before
+
+
+def close_unused() -> None:
+    """Close the connections of this thread that CONN_MAX_AGE does not keep, and that are not in a
+    transaction. Called while a function does not use them.
+    """
+    for connection in connections.all(initialized_only=True):
+        if _is_as_before(connection, 0):
+            with suppress(Error):
+                connection.close_if_unusable_or_obsolete()
 
 
 def roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
@@ -400,29 +523,41 @@ def roll_back_left(name: str, before: Mapping[str, int]) -> list[str]:
 
     ``before``: how many ``atomic`` blocks were open before the function.
     """
-    left = []
+    aliases = []
     for connection in connections.all(initialized_only=True):
-        own = before.get(connection.alias, 0)
-        if _is_as_before(connection, own):
+        blocks = before.get(connection.alias, 0)
+        if _is_as_before(connection, blocks):
             continue
-        left.append(connection.alias)
-        if own:
+        aliases.append(connection.alias)
+        if blocks:
             # As an exception would leave them.
             error = TransactionManagementError("The block was not left.")
-            while len(connection.atomic_blocks) > own:
+            while len(connection.atomic_blocks) > blocks:
                 with suppress(Error):
                     connection.atomic_blocks[-1].__exit__(type(error), error, None)
         else:
             _reset(connection)
-    if left:
+    if aliases:
         logger.error(
             "%s left a transaction open, or autocommit disabled, on the connections %s. It was"
             " rolled back.",
             name,
-            ", ".join(map(repr, left)),
+            ", ".join(map(repr, aliases)),
             extra={"task_name": name},
         )
-    return left
+    return aliases
+
+
+def aliases_not_as(before: Mapping[str, int]) -> list[str]:
+    """Return the connections of this thread that are in another transaction or block than
+    ``before``, which ``open_blocks`` or ``prepare_for_function`` returned.
+    """
+    every = connections.all(initialized_only=True)
+    return [
+        connection.alias
+        for connection in every
+        if not _is_as_before(connection, before.get(connection.alias, 0))
+    ]
 
 
 def left_open(name: str) -> TransactionManagementError:
@@ -433,9 +568,9 @@ def left_open(name: str) -> TransactionManagementError:
     )
 
 
-def _is_as_before(connection: Any, own: int) -> bool:
-    if own:
-        return bool(connection.in_atomic_block) and len(connection.atomic_blocks) == own
+def _is_as_before(connection: Any, blocks: int) -> bool:
+    if blocks:
+        return bool(connection.in_atomic_block) and len(connection.atomic_blocks) == blocks
     if connection.in_atomic_block:
         return False
     raw = connection.connection

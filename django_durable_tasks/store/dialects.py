@@ -80,10 +80,10 @@ def sql(name: str, of: str | None = None) -> str:
     settings.DURABLE_TASKS. Raises LookupError if it has none.
     """
     of = of or vendor()
-    found = text(name, of)
-    if found is None:
+    statement = text(name, of)
+    if statement is None:
         raise LookupError(f"There is no statement {name} for {of}.")
-    return found
+    return statement
 
 
 def _text_of(value: object) -> str:

@@ -250,14 +250,14 @@ class Isolation(Generic[K]):
 
         Items that are not reached within 10 s are left to the next call.
         """
-        end, found, left_out = time.monotonic() + _ALONE_FOR, list[R](), set(self.postponed())
+        end, results, left_out = time.monotonic() + _ALONE_FOR, list[R](), set(self.postponed())
         for key in items:
             if time.monotonic() > end:
                 break
             if key in left_out:
                 continue
             try:
-                found.append(alone(key))
+                results.append(alone(key))
             except (Exception, SystemExit) as error:
                 if not may_be_caused_by_an_item(error):
                     raise
@@ -269,7 +269,7 @@ class Isolation(Generic[K]):
                 if self._items:
                     with self._lock:
                         self._items.pop(key, None)
-        return found
+        return results
 
     def _postpone(self, key: K, error: BaseException) -> None:
         """Postpone an item by 10 s, or by twice its last delay up to 10 min if it has failed
@@ -279,8 +279,8 @@ class Isolation(Generic[K]):
         with self._lock:
             old = [key for key, item in self._items.items() if item.until < now - _LONGEST_PAUSE]
             before = self._items.pop(key, None)
-            for one in old if len(self._items) < _MOST else [*old, next(iter(self._items))]:
-                self._items.pop(one, None)
+            for dropped in old if len(self._items) < _MOST else [*old, next(iter(self._items))]:
+                self._items.pop(dropped, None)
             pause = _FIRST_PAUSE if before is None else min(2 * before.pause, _LONGEST_PAUSE)
             self._items[key] = _Postponed(now + pause, pause)
         logger.error(

@@ -43,14 +43,14 @@ def database() -> str:
 def unguarded(model: type[G]) -> GuardedQuerySet[G]:
     """Return all rows of a guarded model, for the engine, which may write through it."""
     rows: Any = model._default_manager.using(database())
-    found: GuardedQuerySet[G] = rows.unguarded()
-    return found
+    queryset: GuardedQuerySet[G] = rows.unguarded()
+    return queryset
 
 
 def tasks() -> TaskQuerySet:
     """Return a queryset of all tasks, without the guard against writes."""
-    found: TaskQuerySet = Task.objects.using(database()).unguarded()
-    return found
+    queryset: TaskQuerySet = Task.objects.using(database()).unguarded()
+    return queryset
 
 
 class _OwnAtomic(transaction.Atomic):
@@ -141,7 +141,7 @@ def read(sql: str, parameters: dict[str, Any], *, binary: bool = False) -> list[
     # Django has removed the zones of the times.
     connection = connections[database()]
     return [
-        tuple(instant(one, connection) if isinstance(one, datetime) else one for one in row)
+        tuple(instant(value, connection) if isinstance(value, datetime) else value for value in row)
         for row in rows
     ]
 
@@ -158,11 +158,11 @@ def first_of_each(
     limited = [queryset.values_list(*columns)[:number] for queryset, number in querysets]
     if not connections[database()].features.supports_slicing_ordering_in_compound:
         return [row for queryset in limited for row in queryset]
-    found: list[Any] = []
+    rows: list[Any] = []
     for start in range(0, len(limited), _TOGETHER):
-        one, *others = limited[start : start + _TOGETHER]
-        found += one.union(*others, all=True) if others else one
-    return found
+        first, *further = limited[start : start + _TOGETHER]
+        rows += first.union(*further, all=True) if further else first
+    return rows
 
 
 # Creates the rows that must always exist: default tenant, leader's lease, lock row of limits.

@@ -73,8 +73,8 @@ _GLOBAL_V6 = IPv6Network("2000::/3")
 _OUTSIDE_V6 = "outside of global unicast"
 
 
-def _table(*parts: dict[str, str]) -> tuple[tuple[Network, str], ...]:
-    return tuple((ip_network(text), why) for part in parts for text, why in part.items())
+def _table(*tables: dict[str, str]) -> tuple[tuple[Network, str], ...]:
+    return tuple((ip_network(text), why) for table in tables for text, why in table.items())
 
 
 _REFUSED = _table(_METADATA, _REFUSED_V4, _REFUSED_V6, _NAMED_V6)
@@ -212,22 +212,22 @@ def parsed_url(text: object) -> TargetUrl:
         raise InvalidTarget(
             "url contains a space, a control character or a backslash: percent-encode it."
         )
-    found = _URL.fullmatch(text)
-    if found is None:
+    match = _URL.fullmatch(text)
+    if match is None:
         raise InvalidTarget("url must begin with http:// or https://.")
-    scheme, authority, rest = found[1].lower(), found[2], found[3]
+    scheme, authority, path_text = match[1].lower(), match[2], match[3]
     if "@" in authority:
         raise InvalidTarget(
             "url contains a user name or a password: send them in the header Authorization."
         )
-    parts = _AUTHORITY.fullmatch(authority)
-    if parts is None:
+    authority_match = _AUTHORITY.fullmatch(authority)
+    if authority_match is None:
         raise InvalidTarget(f"url: {authority[:100]!r} is not a host name with an optional port.")
-    host, port = _host(parts[1]), parts[2] or str(_PORTS[scheme])
+    host, port = _host(authority_match[1]), authority_match[2] or str(_PORTS[scheme])
     if len(port) > 5 or not 0 < int(port) < 65_536:
         raise InvalidTarget(f"url: the port {port[:20]} is not between 1 and 65535.")
     try:
-        path = quote(rest if rest.startswith("/") else f"/{rest}", safe=_SAFE)
+        path = quote(path_text if path_text.startswith("/") else f"/{path_text}", safe=_SAFE)
     except UnicodeEncodeError:
         raise InvalidTarget("url contains a lone surrogate, which is not UTF-8.") from None
     literal = parsed_address(host)
@@ -330,9 +330,9 @@ def allow_entry(text: object) -> AllowEntry:
         raise InvalidTarget(f"{text!r}: give a host, host:port or a network such as 10.1.0.0/16.")
     if "/" in text:
         return AllowEntry(network=_network(text))
-    found = _HOST_PORT.fullmatch(text)
+    match = _HOST_PORT.fullmatch(text)
     bare = text.strip("[]")
-    if found is None and ":" in bare:
+    if match is None and ":" in bare:
         return AllowEntry(network=_network(bare))
     try:
         if "?" in text or "#" in text:
@@ -342,7 +342,7 @@ def allow_entry(text: object) -> AllowEntry:
         raise InvalidTarget(
             f"{text!r}: give a host, host:port or a network such as 10.1.0.0/16."
         ) from None
-    port = url.port if found is not None else None
+    port = url.port if match is not None else None
     if url.literal is not None:
         return AllowEntry(network=ip_network(url.literal), port=port)
     return AllowEntry(host=url.host, port=port)

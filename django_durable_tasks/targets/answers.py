@@ -69,17 +69,17 @@ def statuses(option: str, value: object) -> frozenset[int] | None:
         return None
     if not isinstance(value, list | tuple):
         raise InvalidTarget.of(option, value, 'give a list such as [404, "5xx"].')
-    found: set[int] = set()
+    codes: set[int] = set()
     for item in value:
         if isinstance(item, str) and _CLASS.fullmatch(item):
-            found.update(range(100 * int(item[0]), 100 * int(item[0]) + 100))
+            codes.update(range(100 * int(item[0]), 100 * int(item[0]) + 100))
         elif isinstance(item, int) and not isinstance(item, bool) and 100 <= item < 600:
-            found.add(item)
+            codes.add(item)
         else:
             raise InvalidTarget(
                 f'{option} contains {item!r}: give statuses, or "4xx" for all.', option=option
             )
-    return frozenset(found)
+    return frozenset(codes)
 
 
 def interpret(
@@ -116,15 +116,15 @@ def interpret(
 
 def by_name(headers: Iterable[tuple[str, str]], now: datetime) -> dict[str, str]:
     """Return headers by names in lower case. Of several Retry-After the longest one counts."""
-    found: dict[str, str] = {}
-    for given, value in headers:
-        name = given.lower()
-        if name == "retry-after" and name in found:
-            longest = retry_after(found[name], now) or 0.0
+    headers_by_name: dict[str, str] = {}
+    for header, value in headers:
+        name = header.lower()
+        if name == "retry-after" and name in headers_by_name:
+            longest = retry_after(headers_by_name[name], now) or 0.0
             if (retry_after(value, now) or 0.0) <= longest:
                 continue
-        found[name] = value
-    return found
+        headers_by_name[name] = value
+    return headers_by_name
 
 
 def retry_after(value: str | None, now: datetime) -> float | None:
@@ -151,9 +151,11 @@ def delay(backoff: Sequence[float], failures: int, asked: float | None, draw: fl
     delay plus two hours. ``draw`` in [0, 1) lengthens it by at most a tenth, so that the attempts
     of many tasks spread.
     """
-    own = backoff[min(failures, len(backoff)) - 1]
-    wanted = own if asked is None or not math.isfinite(asked) else max(own, asked)
-    return min(wanted, own + RETRY_AFTER_MAX) * (1 + _JITTER * draw)
+    seconds = backoff[min(failures, len(backoff)) - 1]
+    longest = seconds + RETRY_AFTER_MAX
+    if asked is not None and math.isfinite(asked):
+        seconds = max(seconds, asked)
+    return min(seconds, longest) * (1 + _JITTER * draw)
 
 
 def checked_statuses(retry_on: object, no_retry_on: object) -> RetryStatuses:

@@ -211,7 +211,7 @@ def checked_request_headers(value: object) -> dict[str, str]:
         raise InvalidTarget(f"headers is a {type(value).__name__}: give a mapping of names.")
     if len(value) > HEADERS_MAX:
         raise InvalidTarget(f"headers: {len(value)} were given, at most {HEADERS_MAX} are allowed.")
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     plain_names = set[str]()
     for name, text in value.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -229,13 +229,13 @@ def checked_request_headers(value: object) -> dict[str, str]:
                 f"headers: the value of {name} is not a string of printable ASCII characters."
             )
         plain_names.add(plain)
-        found[name] = stripped
-    size = sum(len(name) + len(text) for name, text in found.items())
+        headers[name] = stripped
+    size = sum(len(name) + len(text) for name, text in headers.items())
     if size > HEADERS_MAX_BYTES:
         raise InvalidTarget(
             f"headers have {size:,} bytes, at most {HEADERS_MAX_BYTES:,} are allowed."
         )
-    return found
+    return headers
 
 
 def masked_headers(headers: Iterable[tuple[str, str]], names: str) -> list[list[str]]:
@@ -244,15 +244,15 @@ def masked_headers(headers: Iterable[tuple[str, str]], names: str) -> list[list[
     ``names`` is the pattern SECRET_NAMES. Other values are searched for ``name=value`` pairs.
     """
     hides = re.compile(names, re.IGNORECASE).search
-    found = []
+    pairs = []
     for name, value in headers:
         if hides(name) or name.lower() in _MASKED:
-            found.append([name, MASK])
+            pairs.append([name, MASK])
         elif name.lower() in _URLS:
-            found.append([name, masked_url(value)])
+            pairs.append([name, masked_url(value)])
         else:
-            found.append([name, masked_text(value, names)])
-    return found
+            pairs.append([name, masked_text(value, names)])
+    return pairs
 
 
 # The id of a request to an outside server: that of its task, and another one after an edit.
@@ -267,19 +267,19 @@ CONTENT = "content"
 
 def after_edit(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options of a task whose request was edited after an attempt."""
-    given = dict(options or {})
-    return {**given, CONTENT: _edits(given) + 1}
+    values = dict(options or {})
+    return {**values, CONTENT: _edits(values) + 1}
 
 
 def content_id_of_call(
-    before: Mapping[str, Any] | None, given: Mapping[str, Any] | None, *, is_edited: bool
+    before: Mapping[str, Any] | None, options: Mapping[str, Any] | None, *, is_edited: bool
 ) -> dict[str, Any] | None:
-    """Return the ``given`` options of a call that replaces the options ``before`` of a task.
+    """Return the ``options`` of a call that replaces the options ``before`` of a task.
 
     ``is_edited``: the call changes the request after an attempt.
     """
     edits = _edits(before or {}) + is_edited
-    kept = {**(given or {}), **({CONTENT: edits} if edits else {})}
+    kept = {**(options or {}), **({CONTENT: edits} if edits else {})}
     return kept or None
 
 
@@ -319,11 +319,11 @@ def secret_bytes(secret: str) -> bytes:
     return key
 
 
-def derived_secret(master: str, *parts: object) -> str:
+def derived_secret(master: str, *labels: object) -> str:
     """Return the secret of one endpoint, derived from a master key. It is the same in each process,
     and the master key cannot be computed from it.
     """
-    text = "\x00".join(str(part) for part in parts)
+    text = "\x00".join(str(label) for label in labels)
     key = hmac.digest(master.encode(), f"durable-webhook\x00{text}".encode(), hashlib.sha256)
     return PREFIX + base64.b64encode(key).decode()
 
@@ -357,8 +357,8 @@ def verify(
     secret is enough.
     """
     message_id, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
-    given = headers.get("webhook-signature", "")
-    if not message_id or not stamp or not given:
+    signatures = headers.get("webhook-signature", "")
+    if not message_id or not stamp or not signatures:
         raise InvalidSignature(
             "webhook-id, webhook-timestamp or webhook-signature is missing from the request."
         )
@@ -368,7 +368,7 @@ def verify(
         raise InvalidSignature(
             f"webhook-timestamp differs by more than {tolerance:g} s from this clock."
         )
-    candidates = given.split(" ")[:20]
+    candidates = signatures.split(" ")[:20]
     for secret in secrets:
         expected = signature(secret, message_id, int(stamp), body).encode()
         for candidate in candidates:
@@ -437,19 +437,27 @@ def http_request(
         body=(body_text(body) or "").encode(),
         timeout=_timeout(arguments.get("timeout"), limits),
         retried=checked_statuses(arguments.get("retry_on"), arguments.get("no_retry_on")),
-        endpoint=endpoint_name(url, arguments.get("endpoint"), is_setting=is_setting),
+        endpoint=_endpoint(url, arguments.get("endpoint"), is_setting),
     )
 
 
-def endpoint_name(url: TargetUrl, given: object, *, is_setting: bool = False) -> str:
+def _endpoint(url: TargetUrl, value: object, is_setting: bool) -> str:
+    """Return the name of the receiver; raises InvalidTarget, as the other arguments do."""
+    try:
+        return endpoint_name(url, value, is_setting=is_setting)
+    except InvalidOption as refused:
+        raise InvalidTarget(str(refused), option="endpoint") from None
+
+
+def endpoint_name(url: TargetUrl, value: object, *, is_setting: bool = False) -> str:
     """Return the name of the receiver: ``endpoint=`` of the callback, or else the origin.
 
     Raises InvalidOption, also for the name of a notification setting unless ``is_setting``: its
     secret would sign a callback, which the receiver would take for a message of the setting.
     """
-    if given is None:
+    if value is None:
         return url.origin
-    name = checked_key("endpoint", given)
+    name = checked_key("endpoint", value)
     if name.startswith(OF_SETTINGS) and not is_setting:
         raise InvalidOption.of(
             "endpoint",

@@ -19,6 +19,8 @@ from django_durable_tasks.exceptions import (
 # Levels of nesting of arguments and results, so that code that reads them recursively can do so.
 JSON_MAX_DEPTH = 16
 _KEYS_MAX = 1_000
+# Unfit arguments that one error names.
+_SHOWN = 5
 _INTEGER_MAX = 2**63
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<number>-?[0-9.]+e\+[0-9]+)')
 
@@ -29,7 +31,15 @@ _ENCODED_MULTIPLE = 4
 
 
 class _Unfit(Exception):
-    """A value that JSON cannot represent exactly; the text contains its position and the reason."""
+    """A value that JSON cannot represent exactly; the text contains its position and the reason.
+
+    ``advice``: the expression to write instead. ``annotation``: the type with which a parameter
+    would accept the value, if there is one.
+    """
+
+    def __init__(self, text: str, advice: str = "", annotation: str = "") -> None:
+        super().__init__(text)
+        self.advice, self.annotation = advice, annotation
 
 
 class _TooLong(Exception):
@@ -59,9 +69,18 @@ class Payload(NamedTuple):
 
 
 def encode(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, max_bytes: int, max_depth: int
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    max_bytes: int,
+    max_depth: int,
+    annotated: bool = False,
 ) -> Payload:
-    """Return the arguments as JSON; raises UnserializableArguments or PayloadTooLarge."""
+    """Return the arguments as JSON; raises UnserializableArguments or PayloadTooLarge.
+
+    ``annotated``: annotations of parameters convert arguments, which the errors mention.
+    """
     plain = None if kwargs else _plain_array(args)
     if plain is None:
         room = _Room(max_bytes)
@@ -76,13 +95,36 @@ def encode(
         except _TooLong:
             raise _too_large(name, f"more than {max_bytes:,}", max_bytes) from None
         except Exception as error:  # noqa: BLE001 - a value's own code may raise anything
-            raise UnserializableArguments(_reason(name, "an argument", error)) from None
+            # All of them at once: a caller would otherwise meet one after the other.
+            unfit = _unfit(args, kwargs, max_depth, _Room(max_bytes)) or [error]
+            reasons = [_reason(name, "an argument", cause, annotated=annotated) for cause in unfit]
+            reasons[1:] = [reason.removeprefix(f"{name}: ") for reason in reasons[1:]]
+            raise UnserializableArguments(" ".join(reasons)) from None
     else:
         payload = Payload(plain, "{}")
     size = len(payload.args) + len(payload.kwargs)
     if size > max_bytes:
         raise _too_large(name, f"{size:,}", max_bytes)
     return payload
+
+
+def _unfit(
+    args: Sequence[Any], kwargs: Mapping[str, Any], depth: int, room: _Room
+) -> list[Exception]:
+    """Return why arguments are not JSON, one reason each, at most _SHOWN."""
+    reasons = list[Exception]()
+    values = [(f"argument {index + 1}", value) for index, value in enumerate(args)]
+    values += [(f"argument {key!r}", value) for key, value in kwargs.items()]
+    for where, value in values:
+        try:
+            _inspect(value, where, depth, room)
+        except _Unfit as reason:
+            reasons.append(reason)
+        except Exception:  # noqa: BLE001 - a value's own code may raise anything
+            break
+        if len(reasons) == _SHOWN:
+            break
+    return reasons
 
 
 def _too_large(name: str, size: str, max_bytes: int) -> PayloadTooLarge:
@@ -93,9 +135,14 @@ def _too_large(name: str, size: str, max_bytes: int) -> PayloadTooLarge:
     )
 
 
-def _reason(name: str, what: str, error: Exception) -> str:
+def _reason(name: str, what: str, error: Exception, *, annotated: bool = False) -> str:
     if isinstance(error, _Unfit):
-        return f"{name}: {error}"
+        annotation = error.annotation if annotated else ""
+        if annotation and error.advice:
+            return f"{name}: {error} {error.advice}, or annotate the parameter with {annotation}."
+        if annotation:
+            return f"{name}: {error} Annotate the parameter with {annotation}."
+        return f"{name}: {error} {error.advice}.".removesuffix(" .")
     return f"{name}: {what} cannot be read: its code raised {type(error).__name__}."
 
 
@@ -167,7 +214,10 @@ def _inspect(value: Any, where: str, depth: int, room: _Room) -> None:
     elif issubclass(kind, list | tuple | dict):
         _inspect_container(value, where, depth, room)
     else:
-        raise _Unfit(f"{where} is a {kind.__name__}, which is not JSON.{_advice(value)}")
+        article = "an" if kind.__name__[0] in "aeio" else "a"
+        advice, annotation = _advice(value)
+        text = f"{where} is {article} {kind.__name__}, which is not JSON."
+        raise _Unfit(text, advice, annotation)
 
 
 def _inspect_text(value: str, where: str, room: _Room) -> None:
@@ -191,7 +241,10 @@ def _inspect_container(
             raise _Unfit(f"{where} has {len(value):,} keys, at most {_KEYS_MAX:,} are allowed.")
         for key, item in value.items():  # type: ignore[union-attr]
             if not issubclass(type(key), str):
-                raise _Unfit(f"{where} has the key {key!r}; JSON keys are strings.")
+                raise _Unfit(
+                    f"{where} has the key {key!r}; JSON keys are strings.",
+                    "Pass {str(key): item for key, item in value.items()}",
+                )
             _inspect_text(key, f"a key of {where}", room)
             _inspect(item, f"{where}[{key!r}]" if len(where) < 100 else where, depth - 1, room)
     else:
@@ -199,16 +252,56 @@ def _inspect_container(
             _inspect(item, f"{where}[{index}]" if len(where) < 100 else where, depth - 1, room)
 
 
-def _advice(value: object) -> str:
+_ADVICE: tuple[tuple[str, str, str], ...] = (
+    # The module and name of a class, what to write instead of its value, and the annotation. The
+    # classes of Django and others are found by name, because they are not imported here.
+    ("django.db.models.base.Model", "Pass its primary key, {}.pk, and read it in the function", ""),
+    (
+        "django.db.models.query.QuerySet",
+        "Pass the primary keys, list({}.values_list('pk', flat=True))",
+        "",
+    ),
+    ("django.http.request.HttpRequest", "Pass the values that the function needs", ""),
+    ("django.core.files.base.File", "Store it and pass its name, {}.name", ""),
+    ("io.IOBase", "Store the file and pass its name", ""),
+    ("pydantic.main.BaseModel", "Pass {}.model_dump(mode='json')", ""),
+    ("pathlib.PurePath", "Pass str({})", "Path"),
+    ("decimal.Decimal", "Pass str({})", "Decimal"),
+    ("uuid.UUID", "Pass str({})", "UUID"),
+    ("enum.Enum", "Pass {}.value", "its class"),
+    ("datetime.datetime", "Pass {}.isoformat()", "datetime"),
+    ("datetime.date", "Pass {}.isoformat()", "date"),
+    ("datetime.time", "Pass {}.isoformat()", "time"),
+    ("datetime.timedelta", "Pass {}.total_seconds()", "timedelta"),
+    ("builtins.set", "Pass list({})", "set"),
+    ("builtins.frozenset", "Pass list({})", "frozenset"),
+    ("builtins.bytes", "Pass base64.b64encode({}).decode()", ""),
+    ("builtins.bytearray", "Pass base64.b64encode({}).decode()", ""),
+    ("builtins.memoryview", "Pass base64.b64encode({}).decode()", ""),
+    ("builtins.complex", "Pass [{0}.real, {0}.imag]", ""),
+)
+
+
+def _advice(value: object) -> tuple[str, str]:
+    """Return what to write instead of this value, and the annotation that accepts it."""
     kind = type(value)
+    classes = {f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__}
+    classes |= {name.replace("pathlib._local.", "pathlib.") for name in classes}
+    for name, advice, annotation in _ADVICE:
+        if name in classes:
+            return advice.format("value"), annotation
+    if hasattr(kind, "__dataclass_fields__"):
+        return "Pass dataclasses.asdict(value)", "its class"
     if hasattr(kind, "pk"):
-        return " Pass its primary key and read the row in the body."
+        return "Pass its primary key, value.pk, and read it in the function", ""
     if hasattr(kind, "isoformat"):
-        return " Pass value.isoformat() and parse it in the body."
+        return "Pass value.isoformat()", ""
     try:
         shown = value.__class__
     except Exception:  # noqa: BLE001 - the class of a lazy object is that of its value
-        return ""
+        return "", ""
     if shown is not kind and issubclass(shown, str | int | float | list | tuple | dict):
-        return f" Pass {shown.__name__}(value)."
-    return ""
+        return f"Pass {shown.__name__}(value)", ""
+    if hasattr(kind, "__iter__"):
+        return "Pass list(value)", ""
+    return "", ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import TERMINAL, LogStatus, Status
@@ -82,8 +83,8 @@ def opened(task_id: uuid.UUID, run_id: uuid.UUID, celery_id: str) -> Run | None:
 
     Called if the reply of the database to ``open_run`` was lost.
     """
-    found = claims.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
-    return found[0]._replace(celery_id=celery_id) if found else None
+    started = claims.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
+    return started[0]._replace(celery_id=celery_id) if started else None
 
 
 def _refusal_of(
@@ -157,12 +158,12 @@ def succeeded(run: Run) -> bool:
 
 def succeeded_of(runs: Sequence[Run]) -> set[uuid.UUID]:
     """Return the run ids of those of these runs whose success is in the log."""
-    found = TaskExecutionLog.objects.using(tables.database()).filter(
+    entries = TaskExecutionLog.objects.using(tables.database()).filter(
         task_id__in=[run.task_id for run in runs],
         run_id__in=[run.run_id for run in runs],
         status=LogStatus.SUCCESS,
     )
-    return {run_id for run_id in found.values_list("run_id", flat=True) if run_id is not None}
+    return {run_id for run_id in entries.values_list("run_id", flat=True) if run_id is not None}
 
 
 def _is_logged(run: Run, *statuses: LogStatus) -> bool:
@@ -228,10 +229,10 @@ def end_runs(
     if limit is None:
         return end(queryset, None)
     postponed = _isolation.postponed()
-    these = queryset.exclude(pk__in=postponed) if postponed else queryset
+    tasks = queryset.exclude(pk__in=postponed) if postponed else queryset
     done = _isolation.batch(
-        lambda: end(these, limit),
-        lambda: list(these.filter(status=Status.RUNNING).values_list("pk", flat=True)[:limit]),
+        lambda: end(tasks, limit),
+        lambda: list(tasks.filter(status=Status.RUNNING).values_list("pk", flat=True)[:limit]),
         lambda task_id: end(queryset.filter(pk=task_id), 1),
     )
     return {task_id: verdict for verdicts in done for task_id, verdict in verdicts.items()}
@@ -334,6 +335,18 @@ def heartbeat(beats: Sequence[run_transitions.Beat]) -> dict[uuid.UUID, bool]:
 def write_progress(progress: Sequence[run_transitions.Progress]) -> set[uuid.UUID]:
     """Write what runs have reported; return those whose rows were not locked."""
     return run_transitions.write_progress(progress)
+
+
+def read_position(run: Run) -> tuple[bool, Any]:
+    """Return whether this run owns its task, and the position that the task has reached."""
+    return run_transitions.read_position(run)
+
+
+def write_position(run: Run, position: str, progress: str | None) -> bool:
+    """Write the position (JSON) and the progress of a run; return False if it does not own its
+    task.
+    """
+    return run_transitions.write_position(run, position, progress)
 
 
 def still_owned(beats: Sequence[run_transitions.Beat]) -> set[uuid.UUID]:

@@ -85,14 +85,14 @@ def batch_heads(now: datetime) -> list[BatchHead]:
 
 @batch_heads.on(POSTGRESQL)
 def _batch_heads_by_pages(now: datetime) -> list[BatchHead]:
-    found, past = list[BatchHead](), ("", "")
+    heads, past = list[BatchHead](), ("", "")
     while True:
-        given = {"queue": past[0], "name": past[1], "limit": _AT_ONCE, "now": now}
-        rows = tables.read(sql("batch_heads"), given)
-        found += [BatchHead._make(row) for row in rows]
+        parameters = {"queue": past[0], "name": past[1], "limit": _AT_ONCE, "now": now}
+        rows = tables.read(sql("batch_heads"), parameters)
+        heads += [BatchHead._make(row) for row in rows]
         if len(rows) < _AT_ONCE:
-            return found
-        past = found[-1].queue, found[-1].name
+            return heads
+        past = heads[-1].queue, heads[-1].name
 
 
 def reserve_messages(
@@ -118,15 +118,17 @@ def _reserve_pairs(
 ) -> list[ReservedMessage]:
     rows = BatchMessage.objects.using(tables.database())
     is_free = ExpressionWrapper(Q(due_at=None) | Q(due_at__lte=NOW), BooleanField())
-    known = {
+    existing = {
         (queue, name): free
         for queue, name, free in rows.filter(_any_of(pairs)).values_list("queue", "name", is_free)
     }
-    pairs = [pair for pair in pairs if known.get(pair, True)]
+    pairs = [pair for pair in pairs if existing.get(pair, True)]
     if not pairs:
         return []  # nothing is written, because each call for a batch looks
     missing = [
-        BatchMessage(queue=queue, name=name) for queue, name in pairs if (queue, name) not in known
+        BatchMessage(queue=queue, name=name)
+        for queue, name in pairs
+        if (queue, name) not in existing
     ]
     if missing:
         rows.bulk_create(missing, ignore_conflicts=True)
@@ -134,7 +136,7 @@ def _reserve_pairs(
         free = rows.filter(_any_of(pairs)).filter(Q(due_at=None) | Q(due_at__lte=NOW))
         locked = tables.locked_for_change(free.order_by("pk"), skip_locked=True)
         fields = ("pk", "queue", "name", "number", "publish_count")
-        found = {
+        reserved = {
             pk: ReservedMessage(queue, name, number + 1, count + 1)
             for pk, queue, name, number, count in locked.values_list(*fields)
         }
@@ -142,12 +144,12 @@ def _reserve_pairs(
             When(publish_count=number, then=after(min(first * 2**number, longest)))
             for number in range(_DOUBLINGS)
         ]
-        rows.filter(pk__in=list(found)).update(
+        rows.filter(pk__in=list(reserved)).update(
             due_at=Case(*steps, default=after(longest)),
             publish_count=F("publish_count") + 1,
             number=F("number") + 1,
         )
-    return sorted(found.values())
+    return sorted(reserved.values())
 
 
 @_reserve_pairs.on(POSTGRESQL)
@@ -205,8 +207,9 @@ def shorten_waits(longest: float) -> int:
 def publish_messages_again(queue: str | None = None) -> int:
     """Make outstanding messages due now, because the broker may have lost them; return how many."""
     rows = BatchMessage.objects.using(tables.database()).filter(due_at__gt=NOW)
-    these = rows if queue is None else rows.filter(queue=queue)
-    return these.update(due_at=NOW)
+    if queue is not None:
+        rows = rows.filter(queue=queue)
+    return rows.update(due_at=NOW)
 
 
 # Starts the tasks of a batch, records their successes together, and returns tasks of it that were
@@ -269,8 +272,8 @@ def _admitted(
     """
     admitted, now = list[uuid.UUID](), database_now()
     for _ in range(_PASSES):
-        wanted = number - len(admitted)
-        due = batches.due_in_batch(queue, name, wanted, admitted)
+        remaining = number - len(admitted)
+        due = batches.due_in_batch(queue, name, remaining, admitted)
         # The rows are locked first, so that no other process spends rate-limit tokens for them.
         # Another process may have started one since it was read. It then runs alone or later.
         still_due = (
@@ -281,7 +284,7 @@ def _admitted(
         locked = claims.locked_pending(still_due, len(due))
         fit = gate.admit(sorted(_in_time(locked, now), key=due.index), now)
         admitted += fit
-        if len(due) < wanted or len(fit) == wanted or gate.is_full(name, queue):
+        if len(due) < remaining or len(fit) == remaining or gate.is_full(name, queue):
             break
         gate.refuse(batches.due_in_batch(queue, name, _AHEAD, admitted), now)
     return admitted
@@ -301,8 +304,8 @@ def taken(run_ids: Sequence[uuid.UUID], place: RunLocation) -> list[Run]:
 
     Called if the reply of the database to ``take`` was lost.
     """
-    found = tables.tasks().running().filter(node=place.node, run_id__in=list(run_ids))
-    return _with_message(claims.started_runs(found.order_by("-priority", "ready_at", "id")))
+    queryset = tables.tasks().running().filter(node=place.node, run_id__in=list(run_ids))
+    return _with_message(claims.started_runs(queryset.order_by("-priority", "ready_at", "id")))
 
 
 def _with_message(runs: Sequence[Run]) -> list[Run]:
@@ -318,7 +321,7 @@ def succeed(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
     log.
     """
     accepted = batches.succeed_many(successes, worker)
-    missing = [one.run for one in successes if one.run.run_id not in accepted]
+    missing = [success.run for success in successes if success.run.run_id not in accepted]
     return accepted | succeeded_of(missing) if missing else accepted
 
 
@@ -339,9 +342,11 @@ def end_runs_of_dead_child(message: bytes, node: uuid.UUID, error: str, worker: 
     not end; return how many.
     """
     running = tables.tasks().running().filter(node=node).order_by().values_list("pk", "run_id")
-    found = {pk: run for pk, run in running if run is not None and run.bytes.startswith(message)}
-    if not found:
+    run_ids = {pk: run for pk, run in running if run is not None and run.bytes.startswith(message)}
+    if not run_ids:
         return 0
     lost = Outcome(kind=EndingKind.CRASHED, error=error, error_type="WorkerLostError")
-    these = tables.tasks().filter(pk__in=list(found), run_id__in=list(found.values()), node=node)
-    return len(end_runs(these, lambda _: lost, worker=worker))
+    tasks = tables.tasks().filter(
+        pk__in=list(run_ids), run_id__in=list(run_ids.values()), node=node
+    )
+    return len(end_runs(tasks, lambda _: lost, worker=worker))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from django.db.models import F
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.limits import admission, config, overlap, release
 from django_durable_tasks.limits.backpressure import paused_queues
-from django_durable_tasks.limits.scopes import scope_of_worker
+from django_durable_tasks.limits.scopes import scope_of_worker, shared
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
@@ -30,7 +31,7 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.tables import database
-from django_durable_tasks.task_values import Run
+from django_durable_tasks.task_values import Run, sentry_headers
 
 # Schedulers call these functions and publish the messages that they return. A claim is committed
 # before its messages are published.
@@ -39,7 +40,18 @@ from django_durable_tasks.task_values import Run
 logger = logging.getLogger("django_durable_tasks.scheduler")
 
 _PASSES = 4
-_AHEAD = 2_000
+_AHEAD = 200
+"""The maximum number of refused tasks that one pass makes wait, which takes about 40 ms. The next
+claim continues, so that tasks of others do not wait until a whole backlog is processed.
+"""
+_OF_FULL_SHARES = 200
+"""The same for tasks of shares that were full at the last claim, which takes about 30 ms."""
+_OF_NAME = 2_000
+"""The tasks of a name without a worker that one claim or one refused message makes wait: a window,
+so that few of them are published and refused.
+"""
+_SEARCH = 1.0
+"""Seconds that a worker searches behind tasks that limits refuse, about 6,000 of one tenant."""
 _HEADS = 50
 """The maximum number of queues in which one pass reads the tasks behind refused ones."""
 _TOGETHER = 500
@@ -56,58 +68,74 @@ class TenantTurns:
 
     ``arrived``: the tenants of the tasks that were claimed last in order of arrival. ``past``: the
     tenant after which the next look begins, if one look did not return all. ``looked_at``: when a
-    look found no tenant that was not reached.
+    look found no tenant that was not reached. ``full``: the shares that refused several tasks and
+    may have more due ones.
     """
 
     def __init__(self) -> None:
         self.arrived: dict[str, set[int]] = {}
         self.past: dict[str, int] = {}
         self.looked_at: dict[str, datetime] = {}
+        self.full: set[str] = set()
 
-    def missing(self, demands: Sequence[QueueDemand], now: datetime) -> list[QueueDemand]:
+    def missing(
+        self, demands: Sequence[QueueDemand], now: datetime, cut: Collection[str]
+    ) -> list[QueueDemand]:
         """Return a demand for each tenant with due tasks that the last claim in order of arrival
         did not reach, in each queue an equal part of its demand.
 
-        While there are none, claims look for them every _LOOK_EVERY.
+        While there are none, claims look for them every _LOOK_EVERY, but in queues of ``cut``, from
+        which nothing else is claimed, each time.
         """
         demands = [
-            one
-            for one in demands
-            if one.queue not in self.looked_at
-            or abs(now - self.looked_at[one.queue]) >= _LOOK_EVERY
+            demand
+            for demand in demands
+            if demand.queue not in self.looked_at
+            or demand.queue in cut
+            or abs(now - self.looked_at[demand.queue]) >= _LOOK_EVERY
         ]
         due = claims.due_tenants(demands, now, self.past, _TOGETHER) if demands else {}
-        parts = list[QueueDemand]()
-        for one in demands:
-            tenants, reached = due.get(one.queue, []), self.arrived.get(one.queue, set())
+        tenant_demands = list[QueueDemand]()
+        for demand in demands:
+            tenants, reached = due.get(demand.queue, []), self.arrived.get(demand.queue, set())
             missing = [tenant for tenant in tenants if tenant not in reached]
-            if len(missing) > one.limit:
-                self.past[one.queue] = missing[one.limit - 1]
+            if len(missing) > demand.limit:
+                self.past[demand.queue] = missing[demand.limit - 1]
             else:
-                self.past[one.queue] = tenants[-1] if len(tenants) == _TOGETHER else 0
+                self.past[demand.queue] = tenants[-1] if len(tenants) == _TOGETHER else 0
             if not missing and len(tenants) < _TOGETHER:
-                self.looked_at[one.queue] = now
-            part = max(1, one.limit // (len(missing) + 1))
-            parts += [one._replace(limit=part, tenant_id=tenant) for tenant in missing[: one.limit]]
-        return parts
+                self.looked_at[demand.queue] = now
+            limit = max(1, demand.limit // (len(missing) + 1))
+            tenant_demands += [
+                demand._replace(limit=limit, tenant_id=tenant) for tenant in missing[: demand.limit]
+            ]
+        return tenant_demands
 
     def record(self, demands: Sequence[QueueDemand], claimed: Sequence[ClaimedTask]) -> None:
         """Record what a claim in order of arrival returned."""
-        for one in demands:
-            self.arrived[one.queue] = set()
+        for demand in demands:
+            self.arrived[demand.queue] = set()
         for task in claimed:
             self.arrived.setdefault(task.queue, set()).add(task.tenant_id)
+
+    def make_full_wait(self, now: datetime) -> set[str]:
+        """Make due tasks of full shares wait; return the queues of shares that may have more."""
+        if self.full:
+            self.full = admission.make_shares_wait(self.full, now, _OF_FULL_SHARES)
+        return {queue for queue, _ in filter(None, map(shared, self.full))}
 
 
 class Claimed(NamedTuple):
     """The messages to publish after a claim, and how many due tasks of each queue were claimed.
 
     ``taken`` also counts the tasks that are not published because they expired, or because a limit
-    or an overlap policy refused them.
+    or an overlap policy refused them. ``cut`` are the queues in which the next claim has to
+    continue, because only a part of the tasks of a tenant without free places was made to wait.
     """
 
     messages: list[TaskMessage]
     taken: Counter[str]
+    cut: Collection[str] = ()
 
 
 def coming(
@@ -122,12 +150,12 @@ def coming(
 
     Each has its due time, queue, id and shard. ``levels``: only these priorities, as bits.
     """
-    found = tables.with_texts(
+    queryset = tables.with_texts(
         tables.tasks().coming(now, until, priorities_of(levels)), "queue", sorted(queues)
     )
     if shards is not None:
-        found = found.filter(shard_key__in=sorted(shards))
-    return list(found.values_list("due_at", "queue", "pk", "shard_key")[:limit])
+        queryset = queryset.filter(shard_key__in=sorted(shards))
+    return list(queryset.values_list("due_at", "queue", "pk", "shard_key")[:limit])
 
 
 def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> list[TaskMessage]:
@@ -137,20 +165,21 @@ def claim_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> lis
     made to wait in the same transaction.
     """
     limit_config = config.limits_in_force()
-    act = partial(claims.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
+    claim = partial(claims.claim_these, ids, node, conf.settings().REPUBLISH_AFTER)
     if limit_config.empty:
-        rows = _with_worker(limit_config, in_publishing_order(act(), now), now)
-        return claims.messages_for(overlap.admitted(rows))
-    return claims.messages_for(overlap.admitted(_these_within_limits(limit_config, act, now)))
+        rows = _with_worker(limit_config, in_publishing_order(claim(), now), now)
+    else:
+        rows = _claim_these_within_limits(limit_config, claim, now)
+    return claims.messages_for(overlap.admitted(rows))
 
 
 @retry_on_deadlock
-def _these_within_limits(
-    limit_config: config.LimitConfig, act: Callable[[], list[ClaimedTask]], now: datetime
+def _claim_these_within_limits(
+    limit_config: config.LimitConfig, claim: Callable[[], list[ClaimedTask]], now: datetime
 ) -> list[ClaimedTask]:
     with tables.atomic():
         gate = admission.LimitAdmission(limit_config)
-        rows = gate.admit_claimed(in_publishing_order(act(), now))
+        rows = gate.admit_claimed(in_publishing_order(claim(), now))
         gate.close()
     return rows
 
@@ -164,12 +193,12 @@ def parted(demands: Sequence[QueueDemand]) -> list[list[QueueDemand]]:
     """
     limit_config = config.limits_in_force()
     free, bound, alone = list[QueueDemand](), list[QueueDemand](), list[list[QueueDemand]]()
-    for one in demands:
-        if not one.least and limit_config.takes_turns(one.queue):
-            alone.append([one])
+    for demand in demands:
+        if not demand.least and limit_config.takes_turns(demand.queue):
+            alone.append([demand])
         else:
-            (bound if limit_config.wide(one.queue) else free).append(one)
-    return [part for part in (free, bound, *alone) if part]
+            (bound if limit_config.wide(demand.queue) else free).append(demand)
+    return [group for group in (free, bound, *alone) if group]
 
 
 def claim_of(
@@ -192,8 +221,22 @@ def claim_of(
         return Claimed(
             claims.messages_for(overlap.admitted(rows)), Counter(task.queue for task in due)
         )
-    found, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards)
-    return Claimed(claims.messages_for(overlap.admitted(found)), taken)
+    cut = process_state.of(TenantTurns).make_full_wait(now)
+    admitted, taken = _claim_within_limits(limit_config, demands, now, limit, node, shards, cut)
+    return Claimed(claims.messages_for(overlap.admitted(admitted)), taken, cut)
+
+
+def claim_some(
+    demands: Sequence[QueueDemand], now: datetime, limit: int, node: uuid.UUID
+) -> list[TaskMessage]:
+    """Claim as ``claim_of`` does, again while limits refuse every task, for at most _SEARCH
+    seconds. For a caller that does not claim in a loop of its own.
+    """
+    ends_at = time.monotonic() + _SEARCH
+    while True:
+        claimed = claim_of(demands, now, limit, node)
+        if claimed.messages or not (claimed.taken or claimed.cut) or time.monotonic() > ends_at:
+            return claimed.messages
 
 
 def take(
@@ -214,12 +257,12 @@ def take(
     if limit_config.may_bind(("", demand.queue) for demand in demands):
         paused = paused_queues()
         demands = [demand for demand in demands if demand.queue not in paused]
-        claimed = claim_of(demands, now, limit, node).messages if demands else []
+        claimed = claim_some(demands, now, limit, node) if demands else []
         return _started(claimed, node, leases)
-    started, claimed = _take_together(limit_config, demands, now, limit, node, leases)
-    started.sort(key=lambda one: (-one[1], one[0].ready_at or one[0].run_at))
+    taken, claimed = _take_together(limit_config, demands, now, limit, node, leases)
+    taken.started.sort(key=lambda start: (-start[1], start[0].ready_at or start[0].run_at))
     return [
-        *((_message_of(run, priority), run) for run, priority in started),
+        *((_message_of(run, priority, taken), run) for run, priority in taken.started),
         *_started(claimed, node, leases),
     ]
 
@@ -232,9 +275,9 @@ def _take_together(
     limit: int,
     node: uuid.UUID,
     leases: Mapping[str, float],
-) -> tuple[list[tuple[Run, int]], list[TaskMessage]]:
-    """Claim and start due tasks in one statement; return the runs, and the messages of the tasks
-    that were claimed only. Of those that have limits of their own, these are the admitted ones.
+) -> tuple[runs.Taken, list[TaskMessage]]:
+    """Claim and start due tasks in one statement; return what it took, and the messages of those
+    that it only claimed. Of those that have limits of their own, these are the admitted ones.
     """
     free = {
         name: lease for name, lease in leases.items() if not limit_config.may_bind([(name, "")])
@@ -242,7 +285,8 @@ def _take_together(
     wait = conf.settings().REPUBLISH_AFTER
     # A statement alone commits itself, which saves two round trips for each take.
     with nullcontext() if limit_config.empty else tables.atomic():
-        started, claimed = runs.take_alone(demands, now, limit, node, wait, free)
+        taken = runs.take_alone(demands, now, limit, node, wait, free)
+        claimed = taken.claimed
         if claimed:
             with tables.atomic():
                 gate = admission.LimitAdmission(limit_config)
@@ -251,7 +295,7 @@ def _take_together(
                     gate.clear_heads(sorted({task.queue for task in claimed}), now, _AHEAD)
                 gate.close()
             claimed = admitted
-    return started, claims.messages_for(overlap.admitted(claimed)) if claimed else []
+    return taken, claims.messages_for(overlap.admitted(claimed)) if claimed else []
 
 
 def _started(
@@ -274,17 +318,18 @@ def runs_of_node(node: uuid.UUID, but: Collection[uuid.UUID]) -> list[Run]:
     return claims.started_runs(running.exclude(pk__in=list(but)))
 
 
-def _message_of(run: Run, priority: int) -> TaskMessage:
+def _message_of(run: Run, priority: int, taken: runs.Taken) -> TaskMessage:
     return TaskMessage(
         task_id=run.task_id,
         epoch=run.epoch - 1,
-        number=0,
+        number=taken.publish_count,
         name=run.name,
         queue=run.queue,
         priority=priority,
         timeout=run.options.get("timeout"),
         soft_timeout=run.options.get("soft_timeout"),
         idempotency_key=run.idempotency_key,
+        headers=sentry_headers(run.options),
     )
 
 
@@ -296,13 +341,13 @@ def _with_worker(
     wait, and with them the next due tasks of their queues, so that the next claim reads those
     behind them.
     """
-    idle = {one.queue for one in claimed if limit_config.lacks_worker(one.name, one.queue)}
+    idle = {task.queue for task in claimed if limit_config.lacks_worker(task.name, task.queue)}
     if not idle:
         return claimed
     with tables.atomic():
         gate = admission.LimitAdmission(limit_config)
         rows = gate.admit_claimed(claimed)
-        gate.clear_heads(sorted(idle), now, _AHEAD)
+        gate.clear_heads(sorted(idle), now, _OF_NAME)
     return rows
 
 
@@ -314,17 +359,22 @@ def _claim_within_limits(
     limit: int,
     node: uuid.UUID,
     shards: Collection[int] | None,
+    cut: Collection[str],
 ) -> tuple[list[ClaimedTask], Counter[str]]:
     """Claim tasks that their limits admit, in one transaction. Also return how many tasks of each
-    queue were claimed before the limits were checked.
+    queue were claimed before the limits were checked. ``cut``: queues whose first tasks in order of
+    arrival would be refused.
     """
     node_and_wait = (node, conf.settings().REPUBLISH_AFTER)
-    turns, taken = _turns(limit_config, demands, now), Counter[str]()
+    turns, taken = None, Counter[str]()
+    if not demands[0].least and limit_config.takes_turns(demands[0].queue):
+        # The tenants of this queue, which is claimed separately, share it by turns.
+        turns = release.select_round_robin(limit_config, demands[0].queue, now, _TOGETHER)
 
     def act(current: Sequence[QueueDemand], number: int) -> list[ClaimedTask]:
         rows: Sequence[ClaimedTask]
         if turns is None:
-            rows = _due(limit_config, current, now, number, node, shards)
+            rows = _due(limit_config, current, now, number, node, shards, cut)
         else:
             ids = [turns.pop(0) for _ in range(min(number, current[0].limit, len(turns)))]
             claimed = claims.claim_these(ids, *node_and_wait) if ids else []
@@ -332,20 +382,21 @@ def _claim_within_limits(
         taken.update(task.queue for task in rows)
         return _in_time(rows, now)
 
-    found, left = list[ClaimedTask](), list(demands)
+    admitted, remaining = list[ClaimedTask](), list(demands)
     with tables.atomic():
-        gate = admission.LimitAdmission(limit_config, [one.queue for one in demands])
+        gate = admission.LimitAdmission(limit_config, [demand.queue for demand in demands])
         for _ in range(_PASSES):
-            current, number = gate.free(left, limit - len(found))
+            current, number = gate.free(remaining, limit - len(admitted))
             rows = act(current, number) if current and number else []
             fit = gate.admit_claimed(rows)
-            found += fit
-            if len(fit) == len(rows):
+            admitted += fit
+            if len(fit) == len(rows) or gate.full_shares:
                 break
-            left = _left(left, rows, fit)
-            gate.clear_heads([one.queue for one in left], now, _AHEAD)
+            remaining = _remaining(remaining, rows, fit)
+            gate.clear_heads([demand.queue for demand in remaining], now, _AHEAD)
         gate.close()
-    return found, taken
+    process_state.of(TenantTurns).full |= gate.full_shares
+    return admitted, taken
 
 
 def _due(
@@ -355,47 +406,41 @@ def _due(
     limit: int,
     node: uuid.UUID,
     shards: Collection[int] | None,
+    cut: Collection[str],
 ) -> list[ClaimedTask]:
     """Claim due tasks; return them in publishing order. Tasks of tenants that the last claim in
-    order of arrival did not reach come first, in a part of the demand.
+    order of arrival did not reach come first, in a part of the demand. From queues of ``cut`` only
+    these are claimed.
     """
-    wait, first, asked = conf.settings().REPUBLISH_AFTER, list[ClaimedTask](), demands
+    wait, first, all_demands = conf.settings().REPUBLISH_AFTER, list[ClaimedTask](), demands
     turns = process_state.of(TenantTurns) if limit_config.tenants else None
-    if turns is not None and (parts := turns.missing(demands, now)):
-        first = claims.claim(parts, now, limit, node, wait, shards)
+    if turns is not None and (tenant_demands := turns.missing(demands, now, cut)):
+        first = claims.claim(tenant_demands, now, limit, node, wait, shards)
         taken = Counter(task.queue for task in first)
-        rest = [one._replace(limit=one.limit - taken[one.queue]) for one in demands]
-        demands = [one for one in rest if one.limit > 0]
-    number = limit - len(first)
-    others = claims.claim(demands, now, number, node, wait, shards) if demands and number else []
+        remaining = [
+            demand._replace(limit=demand.limit - taken[demand.queue]) for demand in demands
+        ]
+        demands = [demand for demand in remaining if demand.limit > 0]
+    number, demands = limit - len(first), [demand for demand in demands if demand.queue not in cut]
+    in_order = claims.claim(demands, now, number, node, wait, shards) if demands and number else []
     if turns is not None:
         # Also the queues whose demand was used up: all their tenants are looked for again.
-        turns.record(asked, others)
-    return sorted(first, key=attrgetter("order")) + sorted(others, key=attrgetter("order"))
+        turns.record([demand for demand in all_demands if demand.queue not in cut], in_order)
+    return sorted(first, key=attrgetter("order")) + sorted(in_order, key=attrgetter("order"))
 
 
-def _turns(
-    limit_config: config.LimitConfig, demands: Sequence[QueueDemand], now: datetime
-) -> list[uuid.UUID] | None:
-    """Return the tasks whose turn it is, or None if tenants do not share the queue by turns."""
-    one = demands[0]
-    if one.least or not limit_config.takes_turns(one.queue):
-        return None
-    return release.select_round_robin(limit_config, one.queue, now, _TOGETHER)
-
-
-def _left(
+def _remaining(
     demands: Sequence[QueueDemand], rows: Sequence[ClaimedTask], fit: Sequence[ClaimedTask]
 ) -> list[QueueDemand]:
     """Return the demands that remain for queues in which tasks were refused.
 
     The next tasks of these queues may fit.
     """
-    claimed, fitting = (Counter(task.queue for task in some) for some in (rows, fit))
+    claimed, fitting = (Counter(task.queue for task in tasks) for tasks in (rows, fit))
     return [
-        one._replace(limit=one.limit - fitting[one.queue])
-        for one in demands
-        if claimed[one.queue] > fitting[one.queue] and one.limit > fitting[one.queue]
+        demand._replace(limit=demand.limit - fitting[demand.queue])
+        for demand in demands
+        if claimed[demand.queue] > fitting[demand.queue] and demand.limit > fitting[demand.queue]
     ][:_HEADS]
 
 
@@ -471,9 +516,9 @@ def return_left_out(queue: str, now: datetime, limit: int) -> int:
     rows = tables.tasks().republish_due(now).filter(queue=queue).values_list(*columns)
     shared = ((pk, epoch) for pk, epoch, *task in rows if limit_config.shared_by(*task))
     epochs = dict(islice(shared, limit))
-    these = tables.tasks().filter(pk__in=list(epochs))
+    tasks = tables.tasks().filter(pk__in=list(epochs))
     # They are claimed in their old order when the queue has a worker.
-    return claims.return_to_pending(these, claims.WAS_READY, epochs) if epochs else 0
+    return claims.return_to_pending(tasks, claims.WAS_READY, epochs) if epochs else 0
 
 
 def not_published(messages: Sequence[TaskMessage], delay: float = 0.0) -> int:
@@ -507,7 +552,7 @@ def return_unknown_task(
         return claims.return_to_pending(queryset, wait, {task_id: epoch})
     published = tables.tasks().queued().filter(queue=queue, name=name)
     with tables.atomic():
-        epochs = dict(published.values_list("pk", "epoch")[:_AHEAD])
+        epochs = dict(published.values_list("pk", "epoch")[:_OF_NAME])
         return claims.make_claimed_wait(dict.fromkeys(epochs, scope_of_worker(name, queue)), epochs)
 
 

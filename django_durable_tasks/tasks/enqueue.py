@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -55,7 +56,15 @@ from django_durable_tasks.store.commit_hooks import (
 )
 from django_durable_tasks.store.errors import DEADLOCKS, code_of, is_of_another_database
 from django_durable_tasks.targets import http_request
-from django_durable_tasks.task_values import NO_ID, PER_CALL, NewTask, traceparents, with_trace
+from django_durable_tasks.task_values import (
+    NO_ID,
+    PER_CALL,
+    SENTRY_HEADERS,
+    TRACEPARENT,
+    NewTask,
+    traceparents,
+    with_trace,
+)
 from django_durable_tasks.tasks import requests
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode
 from django_durable_tasks.tasks.options import (
@@ -70,7 +79,7 @@ from django_durable_tasks.tasks.options import (
 # trace.
 
 
-# Seconds, a year: the longest distance of run_at and of a retry. A later time is a mistake, such as
+# Seconds, a year: the longest distance of run_at and of a retry. A later time is an error, such as
 # milliseconds.
 DELAY_MAX = 31_536_000.0
 _SLICE = 250
@@ -120,20 +129,26 @@ class TaskTemplate:
 
     def many(self, calls: Sequence[tuple[Any, ...]]) -> list[NewTask]:
         """Return a task for each tuple of positional arguments, PENDING."""
-        return [task for part in self.slices(calls) for task in part]
+        return [task for tasks in self.slices(calls) for task in tasks]
 
     def slices(self, calls: Sequence[tuple[Any, ...]]) -> Iterator[list[NewTask]]:
         """Yield the tasks of ``many`` in parts, each built when it is requested."""
         for first in range(0, len(calls), _SLICE):
-            part = calls[first : first + _SLICE]
-            pairs = zip(part, new_task_ids(len(part)), strict=True)
+            chunk = calls[first : first + _SLICE]
+            pairs = zip(chunk, new_task_ids(len(chunk)), strict=True)
             yield [self.called(args, {}, task_id) for args, task_id in pairs]
 
     def called(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], task_id: uuid.UUID
     ) -> NewTask:
         """Return the task of a call whose arguments must fit the function, PENDING."""
-        return self.task(args, kwargs, prepared_kwargs(self._task, args, kwargs), task_id)
+        stored = prepared_kwargs(self._task, args, kwargs)
+        types = self._task.types
+        if types is not None:
+            # Keys are made of the JSON form too, so that they are the same after an edit.
+            args, stored = types.to_json(self._task.options.name, args, stored)
+            kwargs = stored
+        return self.task(args, kwargs, stored, task_id)
 
     def task(
         self,
@@ -148,7 +163,9 @@ class TaskTemplate:
         """
         task, shared, key = self._task.options, self._fixed, None
         name = task.name
-        payload = encode(name, args, stored, max_bytes=self._bytes, max_depth=self._depth)
+        payload = encode(
+            name, args, stored, max_bytes=self._bytes, max_depth=self._depth, annotated=True
+        )
         if self._has_limit_key:
             key = limit_key(Call(self._task, args, kwargs, self._options))
         if shared is None:
@@ -158,45 +175,45 @@ class TaskTemplate:
         )
         if task.unique is None:
             return new
-        return new._replace(unique_key=_unique_key(task.name, task.unique, args, kwargs))
+        return new._replace(unique_key=_unique_key(self._task, task.unique, args, kwargs))
 
     def _shared_by(self, queue: str) -> tuple[Any, ...]:
-        found = self._shared.get(queue)
-        if found is None:
+        values = self._shared.get(queue)
+        if values is None:
             first = NewTask._make((*[None] * PER_CALL, *self._shared[""]))
-            found = first._replace(queue=checked_name("queue", queue))[PER_CALL:]
-            self._shared[queue] = found
-        return found
+            values = first._replace(queue=checked_name("queue", queue))[PER_CALL:]
+            self._shared[queue] = values
+        return values
 
 
-def _shared_values(task: Registered, given: CallOptions, stored: Mapping[str, Any]) -> NewTask:
+def _shared_values(task: Registered, options: CallOptions, stored: Mapping[str, Any]) -> NewTask:
     """Return a task with the values that do not depend on the arguments of a call."""
-    options = task.options
+    defaults = task.options
     return NewTask(
         id=NO_ID,
         args="[]",
         kwargs="{}",
         shard_key=0,
         limit_key=None,
-        tenant_id=_tenant_id(given.tenant),
-        name=options.name,
+        tenant_id=_tenant_id(options.tenant),
+        name=defaults.name,
         queue="",
-        priority=options.priority if given.priority is None else given.priority,
-        max_attempts=given.max_attempts or options.max_attempts,
-        max_crashes=given.max_crashes or options.max_crashes,
-        on_orphan=str(given.on_orphan or options.on_orphan),
-        weight=given.weight or options.weight,
+        priority=defaults.priority if options.priority is None else options.priority,
+        max_attempts=options.max_attempts or defaults.max_attempts,
+        max_crashes=options.max_crashes or defaults.max_crashes,
+        on_orphan=str(options.on_orphan or defaults.on_orphan),
+        weight=options.weight or defaults.weight,
         options=json.dumps(stored) if stored else None,
-        run_at=given.run_at,
-        expires_at=given.expires_at,
-        expires_in=options.expires_in if given.expires_in is None else given.expires_in,
-        expected_duration=given.expected_duration or options.expected_duration,
-        has_given_id=given.task_id is not None,
-        idempotency_key=given.idempotency_key,
-        key=given.key,
-        on_upstream_failure=given.on_upstream_failure or OnUpstreamFailure.SKIP.value,
+        run_at=options.run_at,
+        expires_at=options.expires_at,
+        expires_in=defaults.expires_in if options.expires_in is None else options.expires_in,
+        expected_duration=options.expected_duration or defaults.expected_duration,
+        has_given_id=options.task_id is not None,
+        idempotency_key=options.idempotency_key,
+        key=options.key,
+        on_upstream_failure=options.on_upstream_failure or OnUpstreamFailure.SKIP.value,
         target_type=task.target.type.value,
-        in_batch=options.batch is not None and given.fits_batch and not ports.eager(),
+        in_batch=defaults.batch is not None and options.fits_batch and not ports.eager(),
     )
 
 
@@ -241,55 +258,63 @@ def prepared_kwargs(
 def _tenant_id(tenant: Any) -> int:
     if tenant is None:
         return DEFAULT_TENANT_ID
-    found = getattr(tenant, "pk", tenant)
-    if isinstance(found, bool) or not isinstance(found, int):
+    tenant_id = getattr(tenant, "pk", tenant)
+    if isinstance(tenant_id, bool) or not isinstance(tenant_id, int):
         raise InvalidOption.of("tenant", tenant, "give a saved Tenant or its id.")
-    return found
+    return tenant_id
 
 
-def check_options(given: CallOptions, settings: conf.Settings) -> None:
+def check_options(options: CallOptions, settings: conf.Settings) -> None:
     """Check the options of a call together and with the settings; raises InvalidOption."""
-    if given.lease is not None and given.lease < 2 * settings.HEARTBEAT:
+    if options.lease is not None and options.lease < 2 * settings.HEARTBEAT:
         raise InvalidOption(
-            f"lease={given.lease:g}: give at least 2 x HEARTBEAT, {2 * settings.HEARTBEAT:g} s.",
+            f"lease={options.lease:g}: give at least 2 x HEARTBEAT, {2 * settings.HEARTBEAT:g} s.",
             option="lease",
         )
-    if given.depends_on is None and given.join != Join.ALL:
+    if options.depends_on is None and options.join != Join.ALL:
         raise InvalidOption(
-            f"join={given.join!r} needs depends_on=..., the tasks that are meant.", option="join"
+            f"join={options.join!r} needs depends_on=..., the tasks that are meant.", option="join"
         )
-    if given.run_at is not None and (given.run_at - host_now()).total_seconds() > DELAY_MAX:
+    if options.run_at is not None and (options.run_at - host_now()).total_seconds() > DELAY_MAX:
         raise InvalidOption(
-            f"run_at={given.run_at.isoformat()} is more than {DELAY_MAX:,.0f} s ahead, a year.",
+            f"run_at={options.run_at.isoformat()} is more than {DELAY_MAX:,.0f} s ahead, a year.",
             option="run_at",
         )
     if (
-        given.expires_at is not None
-        and given.run_at is not None
-        and given.expires_at <= given.run_at
+        options.expires_at is not None
+        and options.run_at is not None
+        and options.expires_at <= options.run_at
     ):
         raise InvalidOption(
-            f"expires_at={given.expires_at.isoformat()} is not after run_at: the task could never"
+            f"expires_at={options.expires_at.isoformat()} is not after run_at: the task could never"
             " start.",
             option="expires_at",
         )
 
 
 def _unique_key(
-    name: str, unique: str | Callable[..., str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    task: Registered,
+    unique: str | Callable[..., str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> str:
+    name = task.options.name
     if isinstance(unique, str):
         return formatted("unique", unique, args, {**kwargs, "task": name})
+    if task.types is not None:
+        args, kwargs = task.types.from_json(name, args, kwargs, refers=True)
     try:
-        found = unique(*args, **kwargs)
+        key = unique(*args, **kwargs)
     except (Exception, SystemExit) as error:
         # An error of this connection may need a retry of the whole transaction.
-        ours = isinstance(error, OperationalError | InterfaceError)
-        if isinstance(error, DurableTasksError) or (ours and not is_of_another_database(error)):
+        is_database_error = isinstance(error, OperationalError | InterfaceError)
+        if isinstance(error, DurableTasksError) or (
+            is_database_error and not is_of_another_database(error)
+        ):
             raise
         kind = type(error).__name__
         raise InvalidOption(f"unique={unique!r} of {name} raised {kind}: {error}") from error
-    return checked_key("unique", found)
+    return checked_key("unique", key)
 
 
 def limit_key(call: Call) -> str | None:
@@ -315,21 +340,23 @@ def keys_of(task: Registered, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """Return the keys that the options of the task derive from these arguments: of ``unique`` and
     of PerKey limits. Raises InvalidOption.
     """
-    unique, name = task.options.unique, task.options.name
-    unique_key = None if unique is None else _unique_key(name, unique, tuple(args), kwargs)
+    unique = task.options.unique
+    unique_key = None if unique is None else _unique_key(task, unique, tuple(args), kwargs)
     return unique_key, _per_key(task, args, kwargs)
 
 
-# Adds the trace of the caller to new tasks, if TRACES is set.
+# Adds the trace of the caller to new tasks: that of OpenTelemetry if TRACES is set, and that of
+# Sentry if its integration of Celery is active. Sentry adds it in a wrapper of Celery's
+# ``Task.apply_async``, which does not create durable tasks.
 
 
 def traced(task: NewTask, upstreams: Sequence[Task] = ()) -> NewTask:
     """Return the task with the context of its creation, and those of its upstreams."""
-    if ports.traces is None:
+    if not _may_trace():
         return task
-    links = traceparents([upstream.options for upstream in upstreams])
-    context = ports.traces.created(task.name, task.queue, str(task.id), 1, links)
-    return task if context is None else _with_trace(task, context, links)
+    links = traceparents([upstream.options for upstream in upstreams]) if ports.traces else []
+    context = _context(task.name, task.queue, str(task.id), 1, links)
+    return _with_trace(task, context, links) if context else task
 
 
 def traced_together(tasks: Sequence[NewTask], name: str) -> list[NewTask]:
@@ -345,7 +372,7 @@ def tracer(
     ``first``: the arguments of the first calls. ``calls``: all calls, which are counted if they
     have a length.
     """
-    if ports.traces is None:
+    if not _may_trace():
         return _unchanged
     number = len(calls) if isinstance(calls, Sized) else len(first)
     return _tracer(template.many(first[:1]), number)
@@ -354,20 +381,50 @@ def tracer(
 def _tracer(
     tasks: Sequence[NewTask], number: int, name: str = ""
 ) -> Callable[[Sequence[NewTask]], Sequence[NewTask]]:
-    if ports.traces is None or not tasks:
+    if not tasks or not _may_trace():
         return _unchanged
     first = tasks[0]
-    context = ports.traces.created(name or first.name, first.queue, "", number, [])
-    if context is None:
+    context = _context(name or first.name, first.queue, "", number, [])
+    if not context:
         return _unchanged
-    return lambda new: [_with_trace(one, context) for one in new]
+    return lambda new: [_with_trace(task, context) for task in new]
+
+
+def _may_trace() -> bool:
+    return ports.traces is not None or "sentry_sdk" in sys.modules
+
+
+def _context(
+    name: str, queue: str, task_id: str, number: int, links: Sequence[str]
+) -> dict[str, str]:
+    traceparent = (
+        None if ports.traces is None else ports.traces.created(name, queue, task_id, number, links)
+    )
+    return {**({TRACEPARENT: traceparent} if traceparent else {}), **_context_in_sentry(name)}
+
+
+def _context_in_sentry(name: str) -> dict[str, str]:
+    """Return the headers of the caller's trace in Sentry; none without its integration of Celery.
+    An error of the SDK is logged, because it must not fail the call.
+    """
+    sentry: Any = sys.modules.get("sentry_sdk")
+    try:
+        integration = sentry and sentry.get_client().get_integration("celery")
+        if not integration or not integration.propagate_traces:
+            return {}
+        values = (sentry.get_traceparent(), sentry.get_baggage())
+        headers = zip(SENTRY_HEADERS, values, strict=True)
+        return {header: value for header, value in headers if value}
+    except Exception:
+        logger.exception("The trace of the caller was not added to a task %s.", name)
+        return {}
 
 
 def _unchanged(tasks: Sequence[NewTask]) -> Sequence[NewTask]:
     return tasks
 
 
-def _with_trace(task: NewTask, context: str, links: Sequence[str] = ()) -> NewTask:
+def _with_trace(task: NewTask, context: Mapping[str, str], links: Sequence[str] = ()) -> NewTask:
     return task._replace(options=with_trace(task.options, context, links))
 
 
@@ -398,7 +455,8 @@ def may_publish_at_once(task: NewTask, run_at: datetime | None) -> bool:
     """
     if task.in_batch or ports.takes_tasks() or not _is_due(run_at):
         return False
-    if connections[tables.database()].run_on_commit and messages_so_far() >= FAST_PATH_MAX:
+    hooks = connections[tables.database()].run_on_commit
+    if hooks and messages_so_far() >= FAST_PATH_MAX and not ports.eager():
         return False
     return ports.broker_open(task.queue) and ports.fast_path.is_open(
         task.name, task.queue, task.tenant_id
@@ -590,9 +648,9 @@ def upsert(call: Call, task: NewTask, key: str) -> uuid.UUID:
     if same is not None:
         return same
     for _ in range(_TRIES_OF_A_KEY):
-        found = _update_or_insert(call, task, key) or same_call(call, task)
-        if found is not None:
-            return found
+        task_id = _update_or_insert(call, task, key) or same_call(call, task)
+        if task_id is not None:
+            return task_id
     if task.unique_key is not None:
         return acquire_unique(call, task, task.unique_key)
     raise TransitionRefused(
@@ -662,8 +720,8 @@ def key_owners(task: NewTask) -> list[uuid.UUID]:
     if not keys:
         return []
     owners = Q(*((f"open_{name}", key) for name, key in keys.items()), _connector=Q.OR)
-    found = tables.tasks().filter(owners, tenant_id=task.tenant_id)
-    return list(found.values_list("pk", flat=True))
+    queryset = tables.tasks().filter(owners, tenant_id=task.tenant_id)
+    return list(queryset.values_list("pk", flat=True))
 
 
 _Created = TypeVar("_Created", uuid.UUID, Task)
@@ -770,7 +828,9 @@ def schedule_many(
     The next poll publishes them. A statement writes up to BULK of them.
     """
     ids: list[uuid.UUID] = []
-    _create_all(task, options, arguments, lambda new: ids.extend([one.id for one in new]))
+    _create_all(
+        task, options, arguments, lambda new_tasks: ids.extend([new.id for new in new_tasks])
+    )
     return ids
 
 
@@ -820,34 +880,43 @@ def _create_all(
             "schedule_many() takes no id, key, idempotency_key or unique: schedule those one by"
             " one."
         )
-    found, rest = template(task, options), iter(arguments)
-    calls = _tuples(rest)
-    with_trace = tracer(found, calls, arguments)
+    task_template, iterator = template(task, options), iter(arguments)
+    calls = _tuples(iterator)
+    with_trace = tracer(task_template, calls, arguments)
     if len(calls) < BULK:
-        _create_built(with_trace(found.many(calls)), written)
+        _create_built(with_trace(task_template.many(calls)), written)
         return
     with tables.atomic():
         while calls:
-            following = _tuples(rest)
-            if found.calls_project_code:
-                _create_built(with_trace(found.many(calls)), written)
+            following = _tuples(iterator)
+            if task_template.calls_project_code or ports.eager():
+                _create_built(with_trace(task_template.many(calls)), written)
             else:
-                parts, created = map(with_trace, found.slices(calls)), list[NewTask]()
+                slices, created = map(with_trace, task_template.slices(calls)), list[NewTask]()
                 while len(created) < len(calls):
-                    rest_of_part = len(calls) - len(created)
-                    created += inserts.create_stream(parts, rest_of_part, _OVERLAP)
+                    remaining = len(calls) - len(created)
+                    created += inserts.create_stream(slices, remaining, _OVERLAP)
                 written(created)
             calls = following
 
 
 def _create_built(new: Sequence[NewTask], written: Callable[[Sequence[NewTask]], None]) -> None:
-    if new:
+    if not new:
+        return
+    if not ports.eager():
         inserts.create_many(new)
         written(new)
+        return
+    # They run in the caller after the commit, because no scheduler publishes them.
+    new = [queued_if_possible(task) for task in new]
+    inserts.create_many(new)
+    for task in new:
+        publish_new(task)
+    written(new)
 
 
-def _tuples(rest: Iterator[Iterable[Any]]) -> list[tuple[Any, ...]]:
-    return [tuple(args) for args in islice(rest, BULK)]
+def _tuples(iterator: Iterator[Iterable[Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(args) for args in islice(iterator, BULK)]
 
 
 _COLUMNS_OF_KEYS = {
@@ -863,9 +932,9 @@ def with_free_keys(tenant_id: int, new_tasks: Sequence[NewTask]) -> list[NewTask
     """
     taken = set[tuple[str, str]]()
     for name, column in _COLUMNS_OF_KEYS.items():
-        wanted = {key for task in new_tasks if (key := getattr(task, name)) is not None}
-        if wanted:
-            taken |= {(name, key) for key in _taken(tenant_id, column, wanted)}
+        new_keys = {key for task in new_tasks if (key := getattr(task, name)) is not None}
+        if new_keys:
+            taken |= {(name, key) for key in _taken(tenant_id, column, new_keys)}
     free = list[NewTask]()
     for task in new_tasks:
         keys = {(name, getattr(task, name)) for name in _COLUMNS_OF_KEYS}
@@ -879,14 +948,14 @@ def with_free_keys(tenant_id: int, new_tasks: Sequence[NewTask]) -> list[NewTask
 def _taken(tenant_id: int, column: str, keys: Collection[str]) -> set[str]:
     of_tenant = tables.tasks().for_tenant(tenant_id)
     rows: QuerySet[Any] = tables.with_texts(of_tenant, column, keys)
-    found = set(rows.values_list(column, flat=True))
+    taken = set(rows.values_list(column, flat=True))
     if tables.callers_transaction():  # see requests.next_owner
         kinds = [
             kind for kind in (RequestKind.KEY, RequestKind.UNIQUE_KEY) if kind.marker == column
         ]
         requested = requests.requests().filter(kind__in=kinds, tenant_id=tenant_id, key__in=keys)
-        found |= set(requested.values_list("key", flat=True))
-    return found
+        taken |= set(requested.values_list("key", flat=True))
+    return taken
 
 
 def insert_many(new_tasks: Sequence[NewTask]) -> set[uuid.UUID]:
@@ -911,7 +980,7 @@ class FollowUps:
 
 def planned_followups(followups: Iterable[Schedule], tenant_id: int) -> FollowUps:
     """Check the tasks that a task function returned; raises DurableTasksError. Writes nothing."""
-    found, shared = FollowUps([], []), dict[str, tuple[CallOptions, TaskTemplate]]()
+    result, shared = FollowUps([], []), dict[str, tuple[CallOptions, TaskTemplate]]()
     for followup in followups:
         options = call_options(
             CallOptions(tenant=tenant_id), {**followup.options, "run_at": followup.run_at}
@@ -919,17 +988,17 @@ def planned_followups(followups: Iterable[Schedule], tenant_id: int) -> FollowUp
         task = registry.get(getattr(followup.task, "name", followup.task))
         call = Call(task, tuple(followup.args), followup.kwargs, options)
         if options.depends_on is not None or options.task_id is not None:
-            found.calls.append(call)
+            result.calls.append(call)
             continue
         last = shared.get(task.options.name)
         if last is None or last[0] != options:
             last = shared[task.options.name] = options, template(task, options)
         new = last[1].called(call.args, call.kwargs, new_task_id())
         if new.has_key:
-            found.calls.append(call)
+            result.calls.append(call)
         else:
-            found.tasks.append(traced(new))
-    return found
+            result.tasks.append(traced(new))
+    return result
 
 
 def create_followups(followups: FollowUps) -> None:

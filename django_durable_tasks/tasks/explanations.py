@@ -130,28 +130,28 @@ def ago(seconds: float) -> str:
     return f"{whole // 86_400} d"
 
 
-def explain(it: TaskSituation) -> list[Sentence]:
+def explain(task: TaskSituation) -> list[Sentence]:
     """Return what prevents the next step of the task, the most severe reason first; at least one
     sentence.
     """
-    match it.status:
+    match task.status:
         case Status.BLOCKED:
-            others = f"{it.unresolved} other tasks or people"
-            if it.unresolved == 1:
-                others = "1 other task or person"
-            sentences = [_wait(f"It waits for {others}.")]
+            upstreams = f"{task.unresolved} other tasks or people"
+            if task.unresolved == 1:
+                upstreams = "1 other task or person"
+            sentences = [_wait(f"It waits for {upstreams}.")]
         case Status.PENDING:
-            sentences = _pending(it)
+            sentences = _pending(task)
         case Status.QUEUED:
-            sentences = _queued(it)
+            sentences = _queued(task)
         case Status.RUNNING:
-            sentences = _running(it)
+            sentences = _running(task)
         case Status.FAILED:
-            sentences = [_trouble(_FAILED.get(it.reason, f"It failed: {it.reason}."))]
+            sentences = [_trouble(_FAILED.get(task.reason, f"It failed: {task.reason}."))]
         case _:
-            why = {"": "", it.status: ""}.get(it.reason, f": {it.reason}")
-            level = Level.FINE if it.status == Status.SUCCESS else Level.WAIT
-            sentences = [Sentence(level, f"{_ENDED[Status(it.status)]}{why}.")]
+            why = {"": "", task.status: ""}.get(task.reason, f": {task.reason}")
+            level = Level.FINE if task.status == Status.SUCCESS else Level.WAIT
+            sentences = [Sentence(level, f"{_ENDED[Status(task.status)]}{why}.")]
     return sorted(sentences, key=lambda sentence: list(Level).index(sentence.level), reverse=True)
 
 
@@ -163,110 +163,111 @@ def _wait(text: str) -> Sentence:
     return Sentence(Level.WAIT, text)
 
 
-def _around(it: TaskSituation) -> list[Sentence]:
+def _around(task: TaskSituation) -> list[Sentence]:
     """Return what delays every task of this queue."""
-    found = []
-    if it.paused:
-        by = f" by {it.paused_by}" if it.paused_by else ""
-        why = f" ({it.pause_reason})" if it.pause_reason else ""
-        found.append(
+    sentences = []
+    if task.paused:
+        by = f" by {task.paused_by}" if task.paused_by else ""
+        why = f" ({task.pause_reason})" if task.pause_reason else ""
+        sentences.append(
             _trouble(
-                f"Queue {it.queue} was paused{by}{why}: nothing of it starts until it is resumed."
+                f"Queue {task.queue} was paused{by}{why}: nothing of it starts until it is resumed."
             )
         )
-    if not it.workers:
-        found.append(
+    if not task.workers:
+        sentences.append(
             _trouble(
-                f"No live worker listens on queue {it.queue}: start one, or look at its -Q option."
+                f"No live worker listens on queue {task.queue}: start one, or look at its -Q"
+                " option."
             )
         )
-    elif it.no_worker_has_it:
-        found.append(
+    elif task.no_worker_has_it:
+        sentences.append(
             _trouble(
-                f"No live worker of queue {it.queue} has the task {it.name}: deploy one that has"
-                " it, or cancel the task."
+                f"No live worker of queue {task.queue} has the task {task.name}: deploy one that"
+                " has it, or cancel the task."
             )
         )
-    if not it.known:
-        found.append(
+    if not task.known:
+        sentences.append(
             _wait(
                 "No durable task of that name is registered in this process. A worker without it"
                 " returns it to PENDING."
             )
         )
-    if it.expires_at is not None:
-        left = (it.expires_at - it.now).total_seconds()
-        found.append(
+    if task.expires_at is not None:
+        remaining = (task.expires_at - task.now).total_seconds()
+        sentences.append(
             _wait(
-                f"Expires in {ago(left)} and will not run after that."
-                if left > 0
-                else f"Expired {ago(left)} ago and will not run."
+                f"Expires in {ago(remaining)} and will not run after that."
+                if remaining > 0
+                else f"Expired {ago(remaining)} ago and will not run."
             )
         )
-    return found
+    return sentences
 
 
-def _pending(it: TaskSituation) -> list[Sentence]:
-    late = (it.now - it.due_at).total_seconds() if it.due_at else 0.0
-    found = _around(it)
-    if it.limited:
-        return [*found, _wait(it.limited)]
-    if it.held:
+def _pending(task: TaskSituation) -> list[Sentence]:
+    late = (task.now - task.due_at).total_seconds() if task.due_at else 0.0
+    sentences = _around(task)
+    if task.limited:
+        return [*sentences, _wait(task.limited)]
+    if task.held:
         return [
-            *found,
+            *sentences,
             _wait(
                 "It waits until the earlier runs with its overlap key have ended (the schedule's"
                 " overlap)."
             ),
         ]
-    found += _history(it)
+    sentences += _history(task)
     if late < 0:
-        again = "The next attempt" if it.attempts else "It"
-        return [*found, _wait(f"{again} is not due yet: in {ago(late)}.")]
-    if not it.schedulers:
-        found.append(_trouble("No scheduler is alive: run `manage.py run_scheduler`."))
+        again = "The next attempt" if task.attempts else "It"
+        return [*sentences, _wait(f"{again} is not due yet: in {ago(late)}.")]
+    if not task.schedulers:
+        sentences.append(_trouble("No scheduler is alive: run `manage.py run_scheduler`."))
     since = f"since {ago(late)}" if late >= 1 else "now"
-    if it.in_batch:
+    if task.in_batch:
         text = f"It is due {since} and waits for a batch: a worker starts it together with others."
-        return [*found, _wait(text), _batch_message(it)]
+        return [*sentences, _wait(text), _batch_message(task)]
     return [
-        *found,
-        _wait(f"It is due {since} and waits for its turn: more urgent and older rows go first."),
+        *sentences,
+        _wait(f"It is due {since} and waits for its turn: more urgent and older tasks go first."),
     ]
 
 
-def _history(it: TaskSituation) -> list[Sentence]:
+def _history(task: TaskSituation) -> list[Sentence]:
     """Return what the earlier attempts mean for the next one."""
-    found = []
-    if it.failures or it.crashes:
-        lost = f" and its worker died {it.crashes} times" if it.crashes else ""
-        found.append(_wait(f"It failed {it.failures} of {it.max_attempts} times{lost}."))
-    if it.alone_after_crash:
-        found.append(
+    sentences = []
+    if task.failures or task.crashes:
+        lost = f" and its worker died {task.crashes} times" if task.crashes else ""
+        sentences.append(_wait(f"It failed {task.failures} of {task.max_attempts} times{lost}."))
+    if task.alone_after_crash:
+        sentences.append(
             _wait(
                 "Its worker died during a batch, so it runs alone, with a message of its own. Only"
                 " a further crash counts towards its max_crashes."
             )
         )
-    return found
+    return sentences
 
 
-def _batch_message(it: TaskSituation) -> Sentence:
+def _batch_message(task: TaskSituation) -> Sentence:
     """Return what the next batch of this name in this queue waits for."""
-    message = it.batch_message
+    message = task.batch_message
     if message is None:
         return _wait(
             "No batch message is outstanding: a scheduler publishes one, or the worker that starts"
             " a full batch."
         )
-    left = (message.due_at - it.now).total_seconds()
-    again = f"in {ago(left)}" if left > 0 else "now"
+    remaining = (message.due_at - task.now).total_seconds()
+    again = f"in {ago(remaining)}" if remaining > 0 else "now"
     if message.publish_count == 0:
         return _trouble(
             "The broker refused the batch message, or the worker that received it has no task of"
             f" this name. A scheduler publishes the next one {again}."
         )
-    if message.publish_count <= _EARLY and left > 0:
+    if message.publish_count <= _EARLY and remaining > 0:
         return _wait("A batch message was published and waits for a free worker process.")
     times = "once" if message.publish_count == 1 else f"{message.publish_count} times"
     return _trouble(
@@ -275,45 +276,45 @@ def _batch_message(it: TaskSituation) -> Sentence:
     )
 
 
-def _queued(it: TaskSituation) -> list[Sentence]:
-    found = [*_around(it), *_history(it)] if it.alone_after_crash else _around(it)
-    if it.publish_count > 1:
-        text = f"It was published {it.publish_count} times and no worker started it"
-        busy = ": the workers are busy, or the broker lost the messages" if it.workers else ""
-        found.append(_trouble(f"{text}{busy}."))
-        if not it.schedulers:
-            found.append(
+def _queued(task: TaskSituation) -> list[Sentence]:
+    sentences = [*_around(task), *_history(task)] if task.alone_after_crash else _around(task)
+    if task.publish_count > 1:
+        text = f"It was published {task.publish_count} times and no worker started it"
+        busy = ": the workers are busy, or the broker lost the messages" if task.workers else ""
+        sentences.append(_trouble(f"{text}{busy}."))
+        if not task.schedulers:
+            sentences.append(
                 _trouble(
                     "No scheduler is alive to publish it again: run `manage.py run_scheduler`."
                 )
             )
     else:
-        found.append(_wait("It was published and waits for a free worker."))
-    return found
+        sentences.append(_wait("It was published and waits for a free worker."))
+    return sentences
 
 
-def _running(it: TaskSituation) -> list[Sentence]:
-    since = f" since {ago((it.now - it.started_at).total_seconds())}" if it.started_at else ""
-    found = [Sentence(Level.FINE, f"It runs{since}, try {it.attempts}.")]
-    if it.lease_until is not None and it.lease_until < it.now:
-        silent = ago((it.now - it.lease_until).total_seconds())
-        found.append(
+def _running(task: TaskSituation) -> list[Sentence]:
+    since = f" since {ago((task.now - task.started_at).total_seconds())}" if task.started_at else ""
+    sentences = [Sentence(Level.FINE, f"It runs{since}, try {task.attempts}.")]
+    if task.lease_until is not None and task.lease_until < task.now:
+        silent = ago((task.now - task.lease_until).total_seconds())
+        sentences.append(
             _trouble(
                 f"Its worker missed its heartbeats: the lease expired {silent} ago. The leader will"
                 " mark the run LOST."
             )
         )
-        if not it.schedulers:
-            found.append(
+        if not task.schedulers:
+            sentences.append(
                 _trouble("No scheduler is alive to retry it: run `manage.py run_scheduler`.")
             )
-    if it.overdue:
-        found.append(_trouble("It takes longer than its expected duration."))
-    if it.cancel_requested:
-        found.append(
+    if task.overdue:
+        sentences.append(_trouble("It takes longer than its expected duration."))
+    if task.cancel_requested:
+        sentences.append(
             _wait(
                 "Cancellation was requested. It takes effect at the next check of the task"
                 " function, or when the run ends."
             )
         )
-    return found
+    return sentences

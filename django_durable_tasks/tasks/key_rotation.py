@@ -92,28 +92,28 @@ def rotate_keys(
     """
     if current_key_id() is None:
         raise InvalidOption("DURABLE_TASKS['ENCRYPTION_KEYS'] is empty: nothing is encrypted.")
-    found = KeyRotation(remaining())
+    result = KeyRotation(remaining())
     if dry_run:
-        return found
+        return result
     record_start("installation.rotate_keys", key=current_key_id())
-    expected = sum(found.remaining.values())
+    expected = sum(result.remaining.values())
     passes = [rotate, *([encrypt_plain] if include_plain else [])]
     for batch in (batch for rotation in passes for batch in rotation()):
-        found.changed += batch.changed
-        found.failed += batch.failed
-        found.error = found.error or batch.error
-        progress(f"{found.changed} of {max(expected, found.changed)}")
-    found.remaining = remaining()
-    return found
+        result.changed += batch.changed
+        result.failed += batch.failed
+        result.error = result.error or batch.error
+        progress(f"{result.changed} of {max(expected, result.changed)}")
+    result.remaining = remaining()
+    return result
 
 
 def remaining() -> dict[str, int]:
     """Return how many rows of each table are encrypted with another key than the first one."""
     key = current_key_id()
     # Two ranges of the index instead of a negation.
-    others = Q(encryption_key__lt=key) | Q(encryption_key__gt=key)
+    other_keys = Q(encryption_key__lt=key) | Q(encryption_key__gt=key)
     return {
-        model._meta.db_table: 0 if key is None else _rows(model).filter(others).count()
+        model._meta.db_table: 0 if key is None else _rows(model).filter(other_keys).count()
         for model in _models()
     }
 
@@ -157,8 +157,8 @@ def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[RotationResul
     last, ids = None, list(rows.order_by("pk").values_list("pk", flat=True)[:size])
     while ids:
         with tables.atomic():
-            these = _rows(rows.model).filter(pk__in=ids).order_by("pk")
-            done = _write(rows.model, key, tables.locked_for_change(these, skip_locked=True))
+            page = _rows(rows.model).filter(pk__in=ids).order_by("pk")
+            done = _write(rows.model, key, tables.locked_for_change(page, skip_locked=True))
         done.looked_at, last = len(ids), ids[-1]
         yield done
         later = rows.filter(pk__gt=last).order_by("pk")

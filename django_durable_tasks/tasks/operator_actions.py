@@ -138,8 +138,8 @@ def _edit(queryset: TaskQuerySet, changes: Mapping[str, Any], name: str, action:
             # Locked before they are read, so that the new arguments are derived from the present
             # ones.
             batch = ids[first : first + _BATCH]
-            these = tables.tasks().filter(pk__in=batch, status__in=guarded_update.WAITING)
-            rows = list(tables.locked_for_change(these).order_by("pk"))
+            tasks = tables.tasks().filter(pk__in=batch, status__in=guarded_update.WAITING)
+            rows = list(tables.locked_for_change(tasks).order_by("pk"))
             # The tasks whose new values are the same. Values that are independent of the task are
             # one group, so the number of statements is constant.
             groups: dict[str, tuple[list[uuid.UUID], dict[str, Any]]] = {}
@@ -147,7 +147,7 @@ def _edit(queryset: TaskQuerySet, changes: Mapping[str, Any], name: str, action:
                 columns = {**_columns(row, changes), **more}
                 group = json.dumps(columns, sort_keys=True, default=str)
                 groups.setdefault(group, ([], columns))[0].append(row.pk)
-            claims.return_to_pending(these, 0)
+            claims.return_to_pending(tasks, 0)
             for keys, columns in groups.values():
                 edited += inserts.edit(tables.tasks().filter(pk__in=keys), **columns)
     return edited
@@ -166,10 +166,8 @@ def _columns(row: Task, changes: Mapping[str, Any]) -> dict[str, Any]:
     }
     # The stored arguments are read only if they are needed: a task whose arguments cannot be
     # decrypted can still be rescheduled.
-    args, kwargs = changes.get("args"), changes.get("kwargs")
-    if args is not None or kwargs is not None:
-        new_args = list(row.args if args is None else args)
-        columns |= arguments_columns(row, new_args, dict(row.kwargs if kwargs is None else kwargs))
+    if "args" in changes or "kwargs" in changes:
+        columns |= _arguments_columns(row, changes.get("args"), changes.get("kwargs"))
     if "queue" in changes:
         # A named queue does not depend on the arguments.
         queue = ports.queue_of(row.name, changes["queue"], (), {})
@@ -177,19 +175,27 @@ def _columns(row: Task, changes: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def arguments_columns(row: Task, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of changed arguments of a task; raises DurableTasksError if a call could
-    not have them.
+def _arguments_columns(
+    row: Task, new_args: Sequence[Any] | None, new_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the columns of changed arguments of a task, of which None keeps the stored ones;
+    raises DurableTasksError if a call could not have them.
 
     Arguments with references to results are checked by the target when the references are resolved.
     """
+    args = list(row.args if new_args is None else new_args)
+    kwargs: Mapping[str, Any] = dict(row.kwargs if new_kwargs is None else new_kwargs)
     task = registry.get(row.name)
-    call = Call(task, tuple(args), kwargs, CallOptions(tenant=row.tenant_id))
-    if REFERS in (row.options or {}):
+    refers = REFERS in (row.options or {})
+    if refers:
         task.check(args, kwargs)
         stored: Mapping[str, Any] = kwargs
     else:
-        stored = prepared_kwargs(task, call.args, kwargs)
+        stored = prepared_kwargs(task, tuple(args), kwargs)
+    if task.types is not None:
+        converted, stored = task.types.to_json(row.name, args, stored, refers=refers)
+        args, kwargs = list(converted), stored
+    call = Call(task, tuple(args), kwargs, CallOptions(tenant=row.tenant_id))
     max_bytes = conf.settings().PAYLOAD_MAX_BYTES
     payload = encode(row.name, args, stored, max_bytes=max_bytes, max_depth=JSON_MAX_DEPTH)
     columns = {
@@ -310,8 +316,8 @@ def replay_letters(
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[uuid.UUID]:
     """Run the tasks of the open dead letters again, as ``replay`` and ``replay_edited`` do."""
-    found = letters.using(tables.database()).open().order_by().values("task_id")
-    queryset = tables.tasks().filter(pk__in=found)
+    task_ids = letters.using(tables.database()).open().order_by().values("task_id")
+    queryset = tables.tasks().filter(pk__in=task_ids)
     changes = _changed_arguments(queryset, args, kwargs)
     return _replay(queryset, "tasks.replay_edited" if changes else "dead_letters.replay", changes)
 
@@ -342,9 +348,7 @@ def _changed_arguments(
     rows: list[Task] = list(queryset[:2])
     if len(rows) != 1:
         raise TransitionRefused("Edited arguments can replay one task at a time.")
-    new_args = list(rows[0].args if args is None else args)
-    new_kwargs = dict(rows[0].kwargs if kwargs is None else kwargs)
-    return arguments_columns(rows[0], new_args, new_kwargs)
+    return _arguments_columns(rows[0], args, kwargs)
 
 
 @operation(
@@ -367,9 +371,11 @@ def discard_letters(letters: DeadLetterQuerySet) -> int:
     actor = current_actor()
     with recorded("dead_letters.discard") as entry:
         chosen = letters.using(tables.database()).open().order_by().values_list("pk", flat=True)
-        these = attempt_log.dead_letters().open().filter(pk__in=list(chosen))
+        still_open = attempt_log.dead_letters().open().filter(pk__in=list(chosen))
         # Locked first, so that the entry contains exactly the closed ones.
-        rows = list(tables.locked_for_change(these).order_by("pk").values_list("pk", "tenant_id"))
+        rows = list(
+            tables.locked_for_change(still_open).order_by("pk").values_list("pk", "tenant_id")
+        )
         entry.several("dead letter", rows, {"resolution": ""}, {"resolution": "DISCARDED"})
         closed = attempt_log.dead_letters().filter(pk__in=[pk for pk, _tenant in rows])
         return attempt_log.close_dead_letters(
@@ -407,7 +413,7 @@ class Cancelled:
         return self.at_once + self.stop_requested
 
 
-def _cancelled(done: Cancelled, **_told: Any) -> str:
+def _cancelled(done: Cancelled, **_values: Any) -> str:
     message = ngettext("Cancelled %d task.", "Cancelled %d tasks.", done.at_once) % done.at_once
     if done.stop_requested:
         message += " " + ngettext(

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from string import Formatter
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from django_durable_tasks.choices import OnOrphan, OnUpstreamFailure, UniqueOnConflict
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
@@ -132,6 +132,7 @@ HEADERS_MAX_BYTES, HEADERS_MAX_DEPTH = 8_192, 8
 _OF_TASKS = ("rate_limit", "max_concurrency")
 
 Exceptions = tuple[type[BaseException], ...]
+_ExceptionsOption = type[BaseException] | Sequence[type[BaseException]]
 
 
 _Choice = TypeVar("_Choice", OnOrphan, UniqueOnConflict)
@@ -144,11 +145,81 @@ def _choice(option: str, value: object, names: type[_Choice]) -> _Choice:
 
 
 def _exceptions(option: str, value: object) -> Exceptions:
-    found = tuple(value) if isinstance(value, list | tuple) else (value,)
-    for item in found:
+    classes = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for item in classes:
         if not (isinstance(item, type) and issubclass(item, BaseException)):
             raise InvalidOption(f"{option} holds {item!r}: give exception classes.", option=option)
-    return found
+    return classes
+
+
+class DecoratorOptions(TypedDict, total=False):
+    """The options of ``@durable_task``, its own and those of Celery, for type checkers."""
+
+    name: str
+    queue: str | None
+    priority: int
+    max_attempts: int
+    max_crashes: int
+    backoff: BackoffOption
+    backoff_base: float | timedelta
+    backoff_max: float | timedelta
+    jitter: bool
+    retry_for: _ExceptionsOption
+    give_up_on: _ExceptionsOption
+    timeout: float | timedelta | None
+    soft_timeout: float | timedelta | None
+    lease: float | timedelta | None
+    expected_duration: float | timedelta | None
+    expires_in: float | timedelta | None
+    unique: str | Callable[..., str] | None
+    unique_for: float | timedelta | None
+    unique_on_conflict: str
+    atomic: bool
+    on_orphan: str
+    rate_limit: str | PerKey | None
+    max_concurrency: int | PerKey | None
+    weight: int
+    batch: int | None
+
+    autoretry_for: _ExceptionsOption
+    dont_autoretry_for: _ExceptionsOption
+    retry_kwargs: Mapping[str, Any]
+    retry_backoff: bool | float
+    retry_backoff_max: float
+    retry_jitter: bool
+    max_retries: int | None
+    default_retry_delay: float
+    base: type | None
+    ignore_result: bool
+    track_started: bool
+    trail: bool
+    store_errors_even_if_ignored: bool
+
+
+class UsingOptions(TypedDict, total=False):
+    """The options of ``.using()``, for type checkers."""
+
+    task_id: uuid.UUID | str | None
+    run_at: datetime | None
+    expires_at: datetime | None
+    key: str | None
+    idempotency_key: str | None
+    headers: Mapping[str, Any] | None
+    tenant: Any
+    queue: str | None
+    priority: int | None
+    weight: int | None
+    max_attempts: int | None
+    max_crashes: int | None
+    timeout: float | timedelta | None
+    soft_timeout: float | timedelta | None
+    lease: float | timedelta | None
+    expected_duration: float | timedelta | None
+    expires_in: float | timedelta | None
+    on_orphan: str | None
+    depends_on: Any
+    join: str | int
+    on_upstream_failure: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +263,11 @@ class TaskOptions:
     def spaces_retries(self) -> bool:
         """Whether the decorator names a retry delay, which then applies to ``self.retry()`` too."""
         return not self.given.isdisjoint(_RETRY_FIELDS)
+
+    @property
+    def is_limited_in_time(self) -> bool:
+        """Whether a run has a soft or a hard time limit."""
+        return self.timeout is not None or self.soft_timeout is not None
 
     def retryable(self, error: BaseException) -> bool:
         """Return whether this error is retried: ``give_up_on`` takes precedence over
@@ -286,27 +362,27 @@ def _checked(option: str, value: Any) -> Any:
 
 
 def task_options(
-    name: str, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    name: str, kwargs: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> TaskOptions:
     """Return the validated options of a durable task; raises InvalidOption with option, value and
     remedy.
 
-    ``defaults`` apply to options that are not in ``given``, those that the decorator names.
+    ``defaults`` apply to options that are not in ``kwargs``, those that the decorator names.
     """
-    for option in given:
+    for option in kwargs:
         if option not in TASK_OPTIONS:
             raise InvalidOption(
                 f"@durable_task has no option {option!r}; it has:"
                 f" {', '.join(sorted(TASK_OPTIONS))}."
             )
-    chosen_ = {**(defaults or {}), **given}
+    chosen_ = {**(defaults or {}), **kwargs}
     waits = {option: chosen_.get(option, default) for option, default in _RETRY_FIELDS.items()}
     values = {
         option: _checked(option, value)
         for option, value in chosen_.items()
         if option in TASK_OPTIONS - _RETRY_FIELDS.keys() and value is not None
     }
-    if "batch" not in given and (_options_without_batch(values) or name.startswith(_BUILT_IN)):
+    if "batch" not in kwargs and (_options_without_batch(values) or name.startswith(_BUILT_IN)):
         # The default of the project is for tasks that may have it. Built-in tasks wait for servers,
         # and the breaker of an endpoint postpones single messages.
         values.pop("batch", None)
@@ -315,7 +391,7 @@ def task_options(
         retry=policy(
             waits["backoff"], waits["backoff_base"], waits["backoff_max"], waits["jitter"]
         ),
-        given=frozenset(given),
+        given=frozenset(kwargs),
     )
     refused = _options_without_batch({option: getattr(options, option) for option in _NOT_IN_BATCH})
     if options.batch is not None and refused:
@@ -391,8 +467,8 @@ class CallOptions:
     @property
     def fits_batch(self) -> bool:
         """Whether a call with these options may run in a batch."""
-        given = {option: getattr(self, option, None) for option in _NOT_IN_BATCH}
-        return not _options_without_batch(given)
+        options = {option: getattr(self, option, None) for option in _NOT_IN_BATCH}
+        return not _options_without_batch(options)
 
     def overrides(self) -> dict[str, Any]:
         """Return the options that differ from the registered ones and are read when a run starts,
@@ -413,19 +489,19 @@ def checked_headers(value: object) -> dict[str, Any]:
     return dict(value)
 
 
-def call_options(before: CallOptions, given: Mapping[str, Any]) -> CallOptions:
+def call_options(before: CallOptions, options: Mapping[str, Any]) -> CallOptions:
     """Return the call options with these changes; raises InvalidOption."""
-    known = {spec.name for spec in dataclasses.fields(CallOptions)}
+    names = {spec.name for spec in dataclasses.fields(CallOptions)}
     changes: dict[str, Any] = {}
-    for option, value in given.items():
+    for option, value in options.items():
         if option in _OF_TASKS:
             raise InvalidOption(
                 f"{option}={value!r} is no option of a call: give it to @durable_task, to"
                 " DURABLE_TASKS['LIMITS'], or to `manage.py durable limit set`.",
                 option=option,
             )
-        if option not in known:
-            remedy = hint(option, known) or f"It has: {', '.join(sorted(known))}."
+        if option not in names:
+            remedy = hint(option, names) or f"It has: {', '.join(sorted(names))}."
             raise InvalidOption(f".using() has no option {option!r}. {remedy}")
         if value is None or option in ("tenant", "depends_on", "join"):
             changes[option] = value
@@ -475,8 +551,8 @@ def checked_template(option: str, template: str) -> str:
             raise InvalidOption.of(
                 option, template, f"a width that is an argument is not allowed, {spec!r}."
             )
-        found = _SPEC.match(spec)
-        sizes = [size for size in (found["width"], found["precision"]) if size] if found else []
+        match = _SPEC.match(spec)
+        sizes = [size for size in (match["width"], match["precision"]) if size] if match else []
         if any(len(size) > 9 or int(size) > _LONGEST for size in sizes):
             raise InvalidOption.of(
                 option,

@@ -20,6 +20,7 @@ from django.db import Error, connections
 from django.db.models import Q
 
 from django_durable_tasks.choices import OPEN, TERMINAL, Status
+from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.joins import DELETED
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
@@ -44,8 +45,8 @@ _KEYS = (RequestKind.KEY, RequestKind.UNIQUE_KEY)
 
 def requests() -> TaskRequestQuerySet:
     """Return a queryset of all requests."""
-    found: TaskRequestQuerySet = TaskRequest.objects.using(tables.database())
-    return found
+    queryset: TaskRequestQuerySet = TaskRequest.objects.using(tables.database())
+    return queryset
 
 
 def next_owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
@@ -56,8 +57,8 @@ def next_owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
     """
     if not tables.callers_transaction():
         return None
-    found = requests().for_key(kind, tenant_id, key).values_list("task_id", flat=True).first()
-    return None if found is None else tables.tasks().filter(pk=found, status__in=OPEN).first()
+    task_id = requests().for_key(kind, tenant_id, key).values_list("task_id", flat=True).first()
+    return None if task_id is None else tables.tasks().filter(pk=task_id, status__in=OPEN).first()
 
 
 def owner(kind: RequestKind, tenant_id: int, key: str) -> Task | None:
@@ -102,8 +103,8 @@ def apply_of(task_ids: Sequence[uuid.UUID]) -> None:
                 )
     except Error as error:
         logger.warning(
-            "Could not apply the requests to %d running tasks; the leader applies them: %s",
-            len(task_ids),
+            "Could not apply the requests to %s; the leader applies them: %s",
+            counted(len(task_ids), "running task"),
             type(error).__name__,
         )
 
@@ -120,13 +121,13 @@ def _apply_all(queryset: TaskRequestQuerySet, size: int, limits: TimeLimits | No
     """
     end, applied, last = time.monotonic() + _WITHIN, 0, 0
     while time.monotonic() < end:
-        these = queryset.filter(pk__gt=last).exclude(pk__in=_isolation.postponed())
-        page = list(these.order_by("pk").values_list("pk", "kind")[:size])
+        pending = queryset.filter(pk__gt=last).exclude(pk__in=_isolation.postponed())
+        page = list(pending.order_by("pk").values_list("pk", "kind")[:size])
         # Those of keys are applied one by one, the others in one transaction.
-        others = [pk for pk, kind in page if kind not in _KEYS]
+        without_key = [pk for pk, kind in page if kind not in _KEYS]
         done = _isolation.batch(
-            partial(_apply_many, others, limits),
-            partial(list, others),
+            partial(_apply_many, without_key, limits),
+            partial(list, without_key),
             lambda key: _apply_many([key], limits),
         )
         keys = [pk for pk, kind in page if kind in _KEYS]
@@ -166,10 +167,10 @@ def _apply_many(keys: Sequence[int], limits: TimeLimits | None) -> int:
             if request.kind == RequestKind.CANCEL:
                 by_reason.setdefault(request.reason, []).append(request.task_id)
         for reason, ids in sorted(by_reason.items()):
-            these = tables.tasks().filter(pk__in=ids)
-            endings.cancel(these, reason)
-            endings.request_cancel(these, reason)
-        marked = [one.task_id for one in done if one.kind == RequestKind.DEPENDENTS]
+            tasks = tables.tasks().filter(pk__in=ids)
+            endings.cancel(tasks, reason)
+            endings.request_cancel(tasks, reason)
+        marked = [request.task_id for request in done if request.kind == RequestKind.DEPENDENTS]
         upstreams = {task_id: rows[task_id] for task_id in marked}
         edges.insert_events_again(
             {
@@ -223,11 +224,11 @@ def _assign(marker: str, key: str, rows: Sequence[Task]) -> None:
     new_owner = max(waiting or rows, key=lambda row: (row.created_at, row.pk), default=None)
     if new_owner is None:
         return
-    for other in rows:
-        this = tables.tasks().filter(pk=other.pk)
-        if other.pk != new_owner.pk and other.status != Status.RUNNING:
+    for row in rows:
+        this = tables.tasks().filter(pk=row.pk)
+        if row.pk != new_owner.pk and row.status != Status.RUNNING:
             endings.cancel(this, "REPLACED")
-        elif other.pk != new_owner.pk:
+        elif row.pk != new_owner.pk:
             inserts.release_key(this, marker)
             if marker == RequestKind.UNIQUE_KEY.marker:
                 endings.request_cancel(this, "REPLACED")

@@ -123,7 +123,7 @@ def prune(
     deleted = _prune_pages(
         _WORKFLOW_RUNS,
         partial(workflow_runs().ended_before, min(now - shortest, held)),
-        lambda page, rest: _prune_workflows(page, now, rest),
+        lambda page, remaining: _prune_workflows(page, now, remaining),
         limit,
         positions,
         deadline,
@@ -161,10 +161,10 @@ def _prune_pages(
     ``page_size`` a page has no more rows than that.
     """
     deleted, past = 0, positions.past(what)
-    while (rest := limit - deleted) > 0:
-        size = page_size or rest
+    while (remaining := limit - deleted) > 0:
+        size = page_size or remaining
         rows: list[Any] = list(ended_after(past).values_list("completed_at", "pk")[:size])
-        number = prune_page([pk for _, pk in rows], rest) if rows else 0
+        number = prune_page([pk for _, pk in rows], remaining) if rows else 0
         deleted += number
         if len(rows) < size:
             positions.end(what)
@@ -178,17 +178,9 @@ def _prune_pages(
     return deleted
 
 
-def _over(rows: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
-    rows = _not_needed(rows).filter(
-        Q(idempotency_key__isnull=True) | Q(completed_at__lt=now - _KEY_KEPT)
-    )
-    open_letter = DeadLetter.objects.filter(open_task=OuterRef("pk"))
-    return rows.filter(~Exists(open_letter)) if status == Status.FAILED else rows
-
-
-def _not_needed(queryset: TaskQuerySet) -> TaskQuerySet:
-    """Exclude tasks that are still needed: by an edge to an open task, an ending event, or an open
-    workflow run.
+def _over(queryset: TaskQuerySet, status: str, now: datetime) -> TaskQuerySet:
+    """Exclude tasks that are still needed: by their idempotency key, an edge to an open task, an
+    ending event, an open workflow run, or an open dead letter.
     """
     below = edges.edges().filter(depends_on=OuterRef("pk"), task__status__in=OPEN)
     above = edges.edges().filter(task=OuterRef("pk"), depends_on__status__in=OPEN)
@@ -199,7 +191,12 @@ def _not_needed(queryset: TaskQuerySet) -> TaskQuerySet:
         fire_time=OuterRef("fire_time"),
         completed_at__isnull=True,
     )
-    return queryset.filter(~Exists(below), ~Exists(above), ~Exists(event), ~Exists(started))
+    queryset = queryset.filter(
+        Q(idempotency_key__isnull=True) | Q(completed_at__lt=now - _KEY_KEPT),
+        *(~Exists(rows) for rows in (below, above, event, started)),
+    )
+    open_letter = DeadLetter.objects.filter(open_task=OuterRef("pk"))
+    return queryset.filter(~Exists(open_letter)) if status == Status.FAILED else queryset
 
 
 _tasks, _workflows = Isolation[uuid.UUID]("task"), Isolation[uuid.UUID]("workflow")
@@ -208,16 +205,16 @@ _tasks, _workflows = Isolation[uuid.UUID]("task"), Isolation[uuid.UUID]("workflo
 
 
 def _prune_page(
-    status: str, cutoff: datetime, now: datetime, page: list[uuid.UUID], _rest: int
+    status: str, cutoff: datetime, now: datetime, page: list[uuid.UUID], _limit: int
 ) -> int:
     postponed = set(_tasks.postponed())
-    these = [pk for pk in page if pk not in postponed]
-    if not these:
+    task_ids = [pk for pk in page if pk not in postponed]
+    if not task_ids:
         return 0
     return sum(
         _tasks.batch(
-            lambda: _prune(these, status, cutoff, now),
-            lambda: these,
+            lambda: _prune(task_ids, status, cutoff, now),
+            lambda: task_ids,
             lambda pk: _prune([pk], status, cutoff, now),
         )
     )
@@ -256,34 +253,31 @@ def _delete(deletable: list[uuid.UUID]) -> None:
 def _deletable_workflows(now: datetime) -> WorkflowRunQuerySet:
     """Return the root runs of workflows that may be deleted."""
     queryset = workflow_runs().filter(parent__isnull=True, completed_at__isnull=False)
-    parts, tasks = (
-        workflow_runs().filter(root=OuterRef("pk")),
-        tables.tasks().filter(workflow__root=OuterRef("pk")),
-    )
+    runs = workflow_runs().filter(root=OuterRef("pk"))
+    tasks = tables.tasks().filter(workflow__root=OuterRef("pk"))
     counted: dict[float | None, Q] = defaultdict(Q)
     for status, kept in conf.retention().items():
         counted[kept] |= Q(**{f"{COUNTS[status]}__gt": 0})
-    for kept, some in counted.items():
-        with_status = Exists(parts.filter(some))
+    for kept, condition in counted.items():
+        with_status = Exists(runs.filter(condition))
         if kept is None:
             queryset = queryset.filter(~with_status)
         else:
             queryset = queryset.filter(
-                ~with_status
-                | ~Exists(parts.filter(completed_at__gte=now - timedelta(seconds=kept)))
+                ~with_status | ~Exists(runs.filter(completed_at__gte=now - timedelta(seconds=kept)))
             )
     keyed = tasks.filter(idempotency_key__isnull=False, completed_at__gte=now - _KEY_KEPT)
     below = edges.edges().filter(depends_on__workflow__root=OuterRef("pk"), task__status__in=OPEN)
     above = edges.edges().filter(task__workflow__root=OuterRef("pk"), depends_on__status__in=OPEN)
     obstacles = (
-        parts.filter(completed_at__isnull=True),
+        runs.filter(completed_at__isnull=True),
         tasks.filter(status__in=OPEN),
         keyed,
         tasks.filter(dead_letters__open_task__isnull=False),
         below,
         above,
     )
-    return queryset.filter(*(~Exists(one) for one in obstacles))
+    return queryset.filter(*(~Exists(obstacle) for obstacle in obstacles))
 
 
 def _prune_workflows(page: list[uuid.UUID], now: datetime, limit: int) -> int:
@@ -304,22 +298,22 @@ def _prune_workflow(root: uuid.UUID, now: datetime, limit: int) -> int:
     many.
     """
     with tables.atomic():
-        parts = workflow_runs().filter(root=root).order_by("pk")
+        runs = workflow_runs().filter(root=root).order_by("pk")
         # While its runs are locked, no tasks are added to the workflow and no endings are counted.
-        keys = list(parts.select_for_update(skip_locked=True).values_list("pk", flat=True))
-        if len(keys) < parts.count() or not _deletable_workflows(now).filter(pk=root).exists():
+        keys = list(runs.select_for_update(skip_locked=True).values_list("pk", flat=True))
+        if len(keys) < runs.count() or not _deletable_workflows(now).filter(pk=root).exists():
             return 0
         rows = tables.tasks().filter(workflow__in=keys).order_by("pk")
-        found = list(rows.values_list("pk", flat=True)[:limit])
-        ended = tables.tasks().filter(pk__in=found, status__in=TERMINAL).order_by("pk")
-        if len(ended.select_for_update(skip_locked=True).values_list("pk", flat=True)) < len(found):
+        ids = list(rows.values_list("pk", flat=True)[:limit])
+        ended = tables.tasks().filter(pk__in=ids, status__in=TERMINAL).order_by("pk")
+        if len(ended.select_for_update(skip_locked=True).values_list("pk", flat=True)) < len(ids):
             return 0
-        if edges.endings().filter(Q(task_id__in=found) | Q(workflow_id__in=keys)).exists():
+        if edges.endings().filter(Q(task_id__in=ids) | Q(workflow_id__in=keys)).exists():
             return 0
-        _delete(found)
+        _delete(ids)
         if not rows.exists():
-            parts.delete()
-    return len(found)
+            runs.delete()
+    return len(ids)
 
 
 # Buckets ------------------------------------------------------------------------------------------
@@ -352,21 +346,22 @@ def prune_buckets(now: datetime, limit: int) -> int:
     )
     cursor.past = page[-1] if len(page) == limit else ""
     left_out = {LOCK, *_buckets.postponed()}
-    mine = [
+    unlimited = [
         scope for scope in page if scope not in left_out and limit_config.of(scope).rate is None
     ]
     keyed = Q(
-        pk__in=[scope for scope in mine if scope.startswith("key:")], refilled_at__lt=now - by_key
+        pk__in=[scope for scope in unlimited if scope.startswith("key:")],
+        refilled_at__lt=now - by_key,
     )
-    other = Q(
-        pk__in=[scope for scope in mine if not scope.startswith("key:")],
+    removed = Q(
+        pk__in=[scope for scope in unlimited if not scope.startswith("key:")],
         refilled_at__lt=now - _BUCKET_KEPT,
     )
-    full = buckets.filter(keyed | other)
+    full = buckets.filter(keyed | removed)
     return sum(
         _buckets.batch(
             lambda: _prune_full(full),
-            lambda: mine,
+            lambda: unlimited,
             lambda scope: _prune_full(full.filter(pk=scope)),
         )
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Self
 
+from asgiref.sync import sync_to_async
+
 from django_durable_tasks.celery.canvas import translate
 from django_durable_tasks.models import DEFAULT_TENANT_ID, WorkflowRun
 from django_durable_tasks.option_values import checked_count, checked_key, instant
@@ -60,3 +62,7 @@ class Workflow(Builder):
             priority=None if priority is None else checked_count("priority", priority, 0, 9),
         )
         return workflow_start.start(workflow_start.planned(self), launch, progress)
+
+    async def astart(self, **options: Any) -> WorkflowRun:
+        """Create all rows as ``start`` does, without blocking the event loop."""
+        return await sync_to_async(self.start)(**options)

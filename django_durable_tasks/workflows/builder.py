@@ -212,8 +212,15 @@ class Builder:
             self.deadline = instant("deadline", deadline)
         elif deadline is not None:
             self.deadline = seconds("deadline", deadline)
-        given = zip(CALLBACKS, (on_success, on_failure, on_complete), strict=True)
-        self.callbacks = {kind: _named(task)[0] for kind, task in given if task is not None}
+        self.callbacks: dict[str, str] = {}
+        for kind, task in zip(CALLBACKS, (on_success, on_failure, on_complete), strict=True):
+            if task is not None:
+                self.callbacks[kind], options = _named(task)
+                if options != CallOptions():
+                    raise InvalidOption(
+                        f"{kind}: .using(...) has no effect on a callback; give its options to"
+                        f" @durable_task of {self.callbacks[kind]}."
+                    )
         self._tasks: list[PlannedTask] = []
         self._joins: list[object] = []
         self._steps: dict[str, int] = {}
@@ -322,8 +329,8 @@ class Builder:
         self._subs.append((place, sub))
         return Step(place, self, label)
 
-    def _contains(self, other: Builder) -> bool:
-        return any(sub is other or sub._contains(other) for _, sub in self._subs)
+    def _contains(self, builder: Builder) -> bool:
+        return any(sub is builder or sub._contains(builder) for _, sub in self._subs)
 
     def _label(self, step: str | None, name: str) -> str:
         if step is not None:
@@ -346,29 +353,29 @@ class Builder:
     # Edges ----------------------------------------------------------------------------------------
 
     def _wait(self, place: int, upstreams: Iterable[Any]) -> None:
-        known = {edge.upstream: edge for edge in self._tasks[place].edges}
-        for given, kind in flat(upstreams):
-            edge = self._edge(place, given, kind)
-            before = known.setdefault(edge.upstream, edge)
+        edges = {edge.upstream: edge for edge in self._tasks[place].edges}
+        for upstream, kind in flat(upstreams):
+            edge = self._edge(place, upstream, kind)
+            before = edges.setdefault(edge.upstream, edge)
             if before != edge:
                 raise InvalidOption(
                     f"{self._tasks[place].step!r} waits twice for the same task: {before.kind} and"
                     f" {edge.kind}."
                 )
-        self._tasks[place] = replace(self._tasks[place], edges=tuple(known.values()))
+        self._tasks[place] = replace(self._tasks[place], edges=tuple(edges.values()))
 
-    def _edge(self, place: int, given: Any, kind: Any) -> PlannedEdge:
-        found, choice = wish("after", kind)
-        if not isinstance(given, Step):
-            return PlannedEdge(upstream=upstream_id(given), kind=found, policy=choice)
-        if given.builder is not self:
+    def _edge(self, place: int, upstream: Any, kind: Any) -> PlannedEdge:
+        kind, policy = wish("after", kind)
+        if not isinstance(upstream, Step):
+            return PlannedEdge(upstream=upstream_id(upstream), kind=kind, policy=policy)
+        if upstream.builder is not self:
             raise InvalidOption(
-                f"after={given.name!r} is a step of another workflow; add that one by"
+                f"after={upstream.name!r} is a step of another workflow; add that one by"
                 " add_workflow()."
             )
-        if given.place == place:
-            raise DependencyCycle(f"{given.name!r} cannot wait for itself.")
-        return PlannedEdge(upstream=given.place, kind=found, policy=choice)
+        if upstream.place == place:
+            raise DependencyCycle(f"{upstream.name!r} cannot wait for itself.")
+        return PlannedEdge(upstream=upstream.place, kind=kind, policy=policy)
 
     # The plan -------------------------------------------------------------------------------------
 
@@ -437,16 +444,18 @@ class Builder:
         for place, sub in self._subs:
             if not sub._tasks:
                 raise InvalidOption(f"The sub-workflow {sub.name!r} has no tasks.")
-            end, wanted = first + place, place in self._wanted
+            end, needs_results = first + place, place in self._wanted
             last = sub._place(tasks, scopes, parent=scope, end=end, before=tasks[end].edges)
-            known = {edge.upstream for edge in tasks[end].edges}
+            upstreams = {edge.upstream for edge in tasks[end].edges}
             edges = tasks[end].edges + tuple(
                 PlannedEdge(upstream=step, policy=OnUpstreamFailure.FAIL.value)
                 for step in last
-                if step not in known
+                if step not in upstreams
             )
-            results = {tasks[step].step: Reference(step, None) for step in last} if wanted else {}
-            tasks[end] = replace(tasks[end], edges=edges, kwargs=results, refers=wanted)
+            results = (
+                {tasks[step].step: Reference(step, None) for step in last} if needs_results else {}
+            )
+            tasks[end] = replace(tasks[end], edges=edges, kwargs=results, refers=needs_results)
         upstream_of_another = {edge.upstream for task in tasks[first:] for edge in task.edges}
         return [
             place
@@ -466,8 +475,8 @@ class Builder:
                 f"{task.step!r} is a first task of the sub-workflow {self.name!r}, which waits for"
                 f" others: beside tasks that exist already it needs join='ALL', not {join!r}."
             )
-        own = {edge.upstream for edge in task.edges}
-        return tuple(edge for edge in before if edge.upstream not in own)
+        upstreams = {edge.upstream for edge in task.edges}
+        return tuple(edge for edge in before if edge.upstream not in upstreams)
 
 
 class AddedTasks(Builder):
@@ -476,10 +485,27 @@ class AddedTasks(Builder):
     """
 
 
+_DECIDED_BY_WORKFLOW = {
+    "depends_on": "give after=... to .add()",
+    "join": "give join=... to .add()",
+    "on_upstream_failure": "give on_upstream_failure=... to .add()",
+    "tenant": "give tenant=... to .start(), for all tasks",
+    "task_id": "its tasks get new ids, which .start() returns",
+}
+"""Options of a call that a task of a workflow cannot have, and what to give instead."""
+
+
 def _named(task: Any) -> tuple[str, CallOptions]:
     registered = getattr(task, "registered", None)
     if registered is not None:
-        return str(registered.options.name), task.options
+        options: CallOptions = task.options
+        for option, instead in _DECIDED_BY_WORKFLOW.items():
+            if getattr(options, option) not in (None, "ALL"):
+                raise InvalidOption(
+                    f"{registered.options.name}.using({option}=...) has no effect in a workflow:"
+                    f" {instead}."
+                )
+        return str(registered.options.name), options
     name = task if isinstance(task, str) else getattr(task, "name", None)
     if not isinstance(name, str):
         raise InvalidOption(

@@ -250,10 +250,10 @@ def layered(diagram: Diagram) -> Layered:
 
 def targets_of(count: int, ends: Iterable[Ends]) -> list[list[int]]:
     """Return the targets of each source, in the order of the edges."""
-    found: list[list[int]] = [[] for _ in range(count)]
+    targets: list[list[int]] = [[] for _ in range(count)]
     for source, target in ends:
-        found[source].append(target)
-    return found
+        targets[source].append(target)
+    return targets
 
 
 def longest_paths(count: int, ends: Iterable[Ends]) -> tuple[list[int], list[int]]:
@@ -278,8 +278,8 @@ def _closing(count: int, ends: Sequence[Ends]) -> set[Ends]:
     targets = targets_of(count, ends)
     waiting = {target for _, target in ends}
     roots = [place for place in range(count) if place not in waiting]
-    found: set[Ends] = set()
-    entered, left = bytearray(count), bytearray(count)
+    back_edges: set[Ends] = set()
+    entered, finished = bytearray(count), bytearray(count)
     for root in [*roots, *range(count)]:
         if entered[root]:
             continue
@@ -289,14 +289,14 @@ def _closing(count: int, ends: Sequence[Ends]) -> set[Ends]:
             place, following = path[-1]
             target = next(following, None)
             if target is None:
-                left[place] = 1
+                finished[place] = 1
                 path.pop()
             elif not entered[target]:
                 entered[target] = 1
                 path.append((target, iter(targets[target])))
-            elif not left[target]:
-                found.add((place, target))
-    return found
+            elif not finished[target]:
+                back_edges.add((place, target))
+    return back_edges
 
 
 def _critical(
@@ -313,8 +313,8 @@ def _critical(
         after = min(targets[place], key=lambda target: (best[target], target), default=-1)
         if after >= 0:
             following[place] = after
-            (own, one), (rest, more) = best[place], best[after]
-            best[place] = (own + rest, one + more)
+            (duration, count), (duration_after, count_after) = best[place], best[after]
+            best[place] = (duration + duration_after, count + count_after)
     place = min(range(len(nodes)), key=lambda start: (best[start], start), default=-1)
     path = []
     while place >= 0:
@@ -399,9 +399,9 @@ def shortened(text: str, available: float, measure: Callable[[str], float] = col
     return cut(max(1, bisect_right(lengths, available, key=lambda keep: measure(cut(keep)))))
 
 
-def counted(number: int, thing: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Return ``1 task`` or ``1,234 tasks``."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def lasted(microseconds: int) -> str:
@@ -413,10 +413,10 @@ def lasted(microseconds: int) -> str:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
     sizes = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-    for (size, unit), (smaller, other) in pairwise(sizes):
+    for (size, unit), (smaller, smaller_unit) in pairwise(sizes):
         if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size:,} {unit}" + (f" {rest} {other}" if rest else "")
+            number = whole % size // smaller
+            return f"{whole // size:,} {unit}" + (f" {number} {smaller_unit}" if number else "")
     return f"{whole} s"
 
 
@@ -595,9 +595,9 @@ def around(task: Task, most: int = NEAR) -> Diagram:
     seen = {task.pk}
     while frontier and len(keys) < most:
         near = set[uuid.UUID]()
-        for part in in_parts(sorted(frontier)):
-            near.update(edges.edges().below(part).values_list("task", flat=True))
-            above = edges.edges().above(part).filter(depends_on__isnull=False)
+        for task_ids in in_parts(sorted(frontier)):
+            near.update(edges.edges().below(task_ids).values_list("task", flat=True))
+            above = edges.edges().above(task_ids).filter(depends_on__isnull=False)
             near.update(above.values_list("depends_on", flat=True))
         frontier = near - seen
         seen |= frontier
@@ -614,20 +614,20 @@ def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
     rows = list(
         workflow_runs().filter(root=run.root).order_by("pk").values_list("pk", "parent", "name")
     )
-    found, taken, growing = {run.pk: ""}, set(), True
+    paths, taken, growing = {run.pk: ""}, set(), True
     while growing:
         growing = False
         for key, parent, name in rows:
-            if key in found or parent not in found:
+            if key in paths or parent not in paths:
                 continue
-            path = plain = f"{found[parent]}/{name.replace('/', '-')}".lstrip("/")
+            path = plain = f"{paths[parent]}/{name.replace('/', '-')}".lstrip("/")
             number = 1
             while path in taken:
                 number += 1
                 path = f"{plain}-{number}"
             taken.add(path)
-            found[key], growing = path, True
-    return found
+            paths[key], growing = path, True
+    return paths
 
 
 def _diagram(
@@ -636,16 +636,16 @@ def _diagram(
     secret = conf.settings().SECRET_NAMES
     nodes: list[DiagramNode] = []
     drawn_edges: list[DiagramEdge] = []
-    for some in in_parts(keys):
+    for ids in in_parts(keys):
         # The approvals and holds that these tasks wait for, as text.
         gates: dict[uuid.UUID, str] = {}
         for key, gate, comment in (
-            edges.edges().above(some).gates().unresolved().values_list("task", "gate", "comment")
+            edges.edges().above(ids).gates().unresolved().values_list("task", "gate", "comment")
         ):
             text = f"{gate}: {comment}" if comment else str(gate)
             gates[key] = f"{gates[key]}, {text}" if key in gates else f"waits for {text}"
         for key, step, name, task_status, started, completed, reason, run in (
-            tables.tasks().filter(pk__in=some).values_list(*_ROW)
+            tables.tasks().filter(pk__in=ids).values_list(*_ROW)
         ):
             nodes.append(
                 DiagramNode(
@@ -660,7 +660,7 @@ def _diagram(
                 )
             )
         for source, target, kind, resolved_at, outcome in (
-            edges.edges().above(some).filter(depends_on__isnull=False).values_list(*_EDGE)
+            edges.edges().above(ids).filter(depends_on__isnull=False).values_list(*_EDGE)
         ):
             drawn_edges.append(
                 DiagramEdge(

@@ -108,17 +108,17 @@ class GraphOperation:
         """Cancel those of these tasks that wait and request RUNNING ones to stop, in primary-key
         order.
         """
-        for some in in_parts(sorted(ids)):
-            these = tables.tasks().filter(pk__in=some)
-            endings.cancel(these, why)
+        for task_ids in in_parts(sorted(ids)):
+            tasks = tables.tasks().filter(pk__in=task_ids)
+            endings.cancel(tasks, why)
             # In a caller's transaction a RUNNING task is not locked. A retry may have made it wait
             # since.
-            left = list(
-                these.filter(status__in=OPEN, cancel_requested_at=None).values_list("pk", flat=True)
+            still_open = list(
+                tasks.filter(status__in=OPEN, cancel_requested_at=None).values_list("pk", flat=True)
             )
-            if left:
-                endings.request_cancel(these.filter(pk__in=left), why)
-                self.stop_requested.update(left)
+            if still_open:
+                endings.request_cancel(tasks.filter(pk__in=still_open), why)
+                self.stop_requested.update(still_open)
 
 
 @contextmanager
@@ -216,13 +216,13 @@ def _resolve_consequences(operation: GraphOperation) -> None:
         operation.watch.latest.clear()
         events = [
             event
-            for part in in_parts(sorted(waiting))
-            for event in unresolved.filter(task_id__in=part).values_list("pk", "task_id")
+            for task_ids in in_parts(sorted(waiting))
+            for event in unresolved.filter(task_id__in=task_ids).values_list("pk", "task_id")
         ]
         waiting = {task_id for _, task_id in events}
         moved = 0
-        for some in in_parts(events):
-            done = resolve.resolve_given_endings([event for event, _ in some])
+        for chunk in in_parts(events):
+            done = resolve.resolve_given_endings([event for event, _ in chunk])
             publish_after_commit(done.messages)
             moved += done.events
         if not moved:
@@ -236,8 +236,8 @@ def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     keys, frontier = set(ids), set(ids)
     while frontier:
         under: set[uuid.UUID] = set()
-        for some in in_parts(sorted(frontier)):
-            under.update(edges.edges().below(some).values_list("task", flat=True))
+        for task_ids in in_parts(sorted(frontier)):
+            under.update(edges.edges().below(task_ids).values_list("task", flat=True))
         frontier = under - keys
         keys |= frontier
     return keys
@@ -245,9 +245,9 @@ def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
 
 def _report(operation: GraphOperation, dry_run: bool) -> GraphReport:
     before, changes = operation.watch.before, []
-    for some in in_parts(sorted({*before, *operation.named})):
+    for ids in in_parts(sorted({*before, *operation.named})):
         rows = (
-            tables.tasks().filter(pk__in=some).values_list("pk", "step", "name", "status", "reason")
+            tables.tasks().filter(pk__in=ids).values_list("pk", "step", "name", "status", "reason")
         )
         for key, step, name, status, reason in sorted(rows):
             reported = operation.named.get(key, "")
@@ -344,7 +344,7 @@ def _comment(action: str) -> str:
 
 def _run_ids(run: WorkflowRun) -> list[uuid.UUID]:
     """Return a run and all runs inside it."""
-    return sorted([run.pk, *(part.pk for part in edges.sub_workflows_of([run])[run.pk])])
+    return sorted([run.pk, *(sub.pk for sub in edges.sub_workflows_of([run])[run.pk])])
 
 
 @operation(
@@ -420,8 +420,8 @@ def retry_workflow(run: WorkflowRun, mode: str, *, dry_run: bool = False) -> Gra
     kind = chosen("mode", mode, RetryMode)
 
     def act(operation: GraphOperation) -> None:
-        these = tables.tasks().filter(workflow__in=_run_ids(run))
-        failed = these.filter(status__in=_FAILED)
+        tasks = tables.tasks().filter(workflow__in=_run_ids(run))
+        failed = tasks.filter(status__in=_FAILED)
         if kind != RetryMode.ALL and not failed.exists():
             raise TransitionRefused(
                 f"No task of {run} failed, expired or was cancelled: there is nothing to retry."
@@ -429,7 +429,7 @@ def retry_workflow(run: WorkflowRun, mode: str, *, dry_run: bool = False) -> Gra
         if kind == RetryMode.FAILED:
             operator_actions.replay(failed)
         elif kind == RetryMode.ALL:
-            _again(these.filter(status__in=TERMINAL))
+            _again(tasks.filter(status__in=TERMINAL))
         else:
             _again(_with_below(failed))
 

@@ -19,6 +19,7 @@ from django.db.models import F, Q
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import DEADLINE, OPEN, DependencyType, Status, WorkflowStatus
+from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import edges, edit, resolve
 from django_durable_tasks.dependencies.edges import (
     request_cancel_runs,
@@ -28,6 +29,7 @@ from django_durable_tasks.dependencies.edges import (
 from django_durable_tasks.dependencies.joins import NewEdge, PlannedEdge, layers, needed
 from django_durable_tasks.dependencies.references import written
 from django_durable_tasks.exceptions import (
+    DurableTasksError,
     TransitionRefused,
     UniqueConflict,
     UnknownTask,
@@ -132,7 +134,12 @@ def draft(
             upstreams.append(new_edge)
         unresolved = needed(task.needed, edges.tally_of([*gates, *upstreams]))
         free = not unresolved and sealed and len(drafted.roots) >= FAST_PATH_MAX
-        new = steps.new_task(task, drafted, place)._replace(
+        try:
+            checked = steps.new_task(task, drafted, place)
+        except DurableTasksError as refused:
+            refused.step = task.step
+            raise
+        new = checked._replace(
             status=Status.PENDING if free else Status.BLOCKED,
             unresolved=unresolved,
             join_count=task.needed,
@@ -197,11 +204,14 @@ class _Steps:
 
     def new_task(self, task: PlannedTask, drafted: WorkflowDraft, place: int) -> NewTask:
         """Return the task of a step; raises DurableTasksError."""
-        known, template = self._template(task)
+        registered, template = self._template(task)
         task_id = drafted.ids[place]
         if task.refers:
             args, kwargs = written(list(task.args), drafted.ids), written(task.kwargs, drafted.ids)
-            known.check(args, kwargs)
+            registered.check(args, kwargs)
+            if registered.types is not None:
+                converted, kwargs = registered.types.to_json(task.task, args, kwargs, refers=True)
+                args = list(converted)
             new = template.task(args, kwargs, kwargs, task_id)
         else:
             new = template.called(task.args, task.kwargs, task_id)
@@ -209,23 +219,29 @@ class _Steps:
 
     def _template(self, task: PlannedTask) -> tuple[Registered, TaskTemplate]:
         key = (task.task, task.on_upstream_failure, task.refers, task.hides_secrets)
-        given = task.options
+        planned_options = task.options
         last = self._last.get(key)
         # Headers that are equal may be different JSON: 1, 1.0 and true.
-        if last is None or last[0].headers is not given.headers or last[0] != given:
+        if (
+            last is None
+            or last[0].headers is not planned_options.headers
+            or last[0] != planned_options
+        ):
             options = replace(
-                given,
+                planned_options,
                 task_id=None,
                 tenant=self._launch.tenant_id,
-                run_at=given.run_at or self._launch.run_at or self._now,
-                priority=self._launch.priority if given.priority is None else given.priority,
+                run_at=planned_options.run_at or self._launch.run_at or self._now,
+                priority=self._launch.priority
+                if planned_options.priority is None
+                else planned_options.priority,
                 on_upstream_failure=task.on_upstream_failure,
             )
             registered = registry.get(task.task)
             template = step_template(
                 registered, options, refers=task.refers, hides_secrets=task.hides_secrets
             )
-            last = self._last[key] = (given, registered, template)
+            last = self._last[key] = (planned_options, registered, template)
         return last[1], last[2]
 
 
@@ -312,13 +328,34 @@ def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) ->
                 write(drafted)
                 publish_after_commit(release_without_upstreams(drafted.roots))
     except IntegrityError as taken:
-        before = None if connection.needs_rollback else _of_key(launch)
-        if before is None:
+        if connection.needs_rollback:
             raise UniqueConflict(
-                f"The workflow {plan.scopes[0].name!r} takes a key that is in use: {taken}"
+                f"The workflow {plan.scopes[0].name!r} takes a key that is in use."
             ) from taken
+        before = _of_key(launch)
+        if before is None:
+            raise UniqueConflict(_taken_key(plan, launch)) from taken
         return before
     return drafted.runs[0]
+
+
+def _taken_key(plan: Plan, launch: StartOptions) -> str:
+    """Return which step has a key that another task or another step has."""
+    text = f"The workflow {plan.scopes[0].name!r} takes a key that is in use"
+    rows = tables.tasks().filter(tenant_id=launch.tenant_id)
+    for option, column in (("key", "open_key"), ("idempotency_key", "idempotency_key")):
+        steps = dict[str, str]()
+        for task in plan.tasks:
+            key = getattr(task.options, option)
+            if key and steps.setdefault(key, task.step) != task.step:
+                return f"{text}: steps {steps[key]!r} and {task.step!r} have {option}={key!r}."
+        owners = tables.with_texts(rows, column, sorted(steps)).values_list("pk", column)
+        for task_id, key in owners[:1]:
+            return (
+                f"{text}: {option}={key!r} of step {steps[key]!r} belongs to task {task_id}."
+                " Give the step another key, or none, and the workflow one by .start(key=...)."
+            )
+    return f"{text}."
 
 
 def _of_key(launch: StartOptions) -> WorkflowRun | None:
@@ -352,8 +389,8 @@ def _split_edges(drafted: WorkflowDraft) -> tuple[list[NewEdge], list[NewEdge]]:
 def _check_outside(
     drafted: WorkflowDraft, across: Sequence[NewEdge], outside: dict[uuid.UUID, Task]
 ) -> None:
-    wanted = [PlannedEdge(upstream=edge.upstream_id) for edge in across]
-    edit.check_upstreams(wanted, outside, drafted.runs[0].tenant_id)
+    planned = [PlannedEdge(upstream=edge.upstream_id) for edge in across]
+    edit.check_upstreams(planned, outside, drafted.runs[0].tenant_id)
 
 
 def release_without_upstreams(roots: Sequence[uuid.UUID]) -> list[TaskMessage]:
@@ -432,8 +469,8 @@ def _lock_start(root: uuid.UUID) -> None:
 
     Raises TransitionRefused if the start was abandoned.
     """
-    own = workflow_runs().starting().filter(pk=root, cancel_requested_at__isnull=True)
-    if not own.update(updated_at=tables.NOW):
+    starting = workflow_runs().starting().filter(pk=root, cancel_requested_at__isnull=True)
+    if not starting.update(updated_at=tables.NOW):
         raise TransitionRefused(
             f"The start of workflow {root} was given up while it was written: it was cancelled, or"
             f" made no progress for {TAKEN_OVER_AFTER:g} s while another start needed its key."
@@ -468,8 +505,8 @@ def _release(root: uuid.UUID, tasks: TaskQuerySet) -> int:
 
 
 def _tasks_of(root: uuid.UUID) -> TaskQuerySet:
-    parts = list(workflow_runs().filter(root=root).values_list("pk", flat=True))
-    return tables.tasks().filter(workflow__in=parts)
+    run_ids = list(workflow_runs().filter(root=root).values_list("pk", flat=True))
+    return tables.tasks().filter(workflow__in=run_ids)
 
 
 # Abandoned starts ---------------------------------------------------------------------------------
@@ -585,9 +622,9 @@ def add_tasks(run: Run, plan: Plan) -> None:
         or inside.cancel_requested_at is not None
     ):
         logger.warning(
-            "The workflow of task %s can no longer be extended; %d tasks were not added.",
+            "The workflow of task %s can no longer be extended; %s not added.",
             run.task_id,
-            len(plan.tasks),
+            counted(len(plan.tasks), "task was", "tasks were"),
         )
         return
     limit = conf.settings().WORKFLOW_MAX_TASKS
@@ -766,11 +803,11 @@ def cancel_late(now: datetime, limit: int) -> int:
         .exclude(pk__in=_cancelled.postponed())
         .order_by("deadline_at")[:limit]
     )
-    parts = sub_workflows_of(due_runs) if due_runs else {}
+    sub_workflows = sub_workflows_of(due_runs) if due_runs else {}
     late = [
         run.pk
         for run in due_runs
-        if _open_in([run.pk, *(part.pk for part in parts[run.pk])]).exists()
+        if _open_in([run.pk, *(sub.pk for sub in sub_workflows[run.pk])]).exists()
     ]
     return sum(
         _cancelled.batch(
@@ -781,8 +818,8 @@ def cancel_late(now: datetime, limit: int) -> int:
     )
 
 
-def _open_in(parts: Iterable[uuid.UUID]) -> TaskQuerySet:
-    return tables.tasks().filter(workflow__in=list(parts), status__in=OPEN)
+def _open_in(run_ids: Iterable[uuid.UUID]) -> TaskQuerySet:
+    return tables.tasks().filter(workflow__in=list(run_ids), status__in=OPEN)
 
 
 def cancel_called_off(limit: int) -> int:
@@ -806,9 +843,9 @@ def cancel_called_off(limit: int) -> int:
         waiting = _open_in([key]).exclude(requested).order_by("pk").values_list("pk", flat=True)
         batch = list(waiting[: limit - reached])
         if batch:
-            these, why = tables.tasks().filter(pk__in=batch), reasons[key]
+            tasks, why = tables.tasks().filter(pk__in=batch), reasons[key]
             with tables.atomic():
-                number = endings.cancel(these, why) + endings.request_cancel(these, why)
+                number = endings.cancel(tasks, why) + endings.request_cancel(tasks, why)
             reached += number
 
     _cancelled.each(reasons, cancel)

@@ -1,9 +1,8 @@
-"""Tests of the tasks in Celery's eager mode: each task runs when its transaction commits."""
+"""Tests of the tasks, which the testing kit runs."""
 
 from datetime import timedelta
 from unittest import mock
 
-from config.celery import app
 from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.core import mail
@@ -25,10 +24,11 @@ from billing.models import (
     UsageReport,
 )
 from django_durable_tasks.models import Task
+from django_durable_tasks.testing import drain
 
 
 class BillingTestCase(TestCase):
-    """Three plans, tasks that run at once, and external systems without delays and errors."""
+    """Three plans, and external systems without delays and errors."""
 
     @classmethod
     def setUpTestData(cls) -> None:
@@ -36,8 +36,6 @@ class BillingTestCase(TestCase):
         factories.PlanFactory.create_batch(3)
 
     def setUp(self) -> None:
-        app.conf.task_always_eager = True
-        self.addCleanup(setattr, app.conf, "task_always_eager", False)
         outside_today = mock.patch.multiple(
             outside, GATEWAY_SECONDS=0, METER_SECONDS=0, FAILS_BEFORE=0, FAILS_AFTER=0
         )
@@ -55,8 +53,8 @@ class RenewalTests(BillingTestCase):
 
     def test_a_renewal_ends_in_an_invoice_a_charge_and_a_receipt(self) -> None:
         subscription = self.subscribe()
-        with self.captureOnCommitCallbacks(execute=True):
-            actions.renew(subscription)
+        actions.renew(subscription)
+        drain()
         invoice = Invoice.objects.get(subscription=subscription, period=1)
         self.assertEqual(invoice.state, Invoice.State.PAID)
         self.assertEqual(GatewayCharge.objects.get().invoice_number, invoice.pk)
@@ -64,21 +62,21 @@ class RenewalTests(BillingTestCase):
 
     def test_a_subscription_renewed_twice_in_one_period_moves_once(self) -> None:
         subscription = self.subscribe()
-        with self.captureOnCommitCallbacks(execute=True):
-            self.assertEqual(actions.renew(subscription), actions.renew(subscription))
+        self.assertEqual(actions.renew(subscription), actions.renew(subscription))
+        drain()
         subscription.refresh_from_db()
         self.assertEqual(subscription.period, 1)
 
     def test_a_declined_card_ends_in_a_dunning_mail(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True):
-            actions.renew(self.subscribe(Card.DECLINED))
+        actions.renew(self.subscribe(Card.DECLINED))
+        drain()
         self.assertEqual(Invoice.objects.get().state, Invoice.State.OVERDUE)
         self.assertIn("overdue", mail.outbox[0].subject)
         self.assertEqual(set(Task.objects.values_list("status", flat=True)), {"SUCCESS"})
 
     def test_a_bank_that_is_down_is_asked_again_later(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True):
-            actions.renew(self.subscribe(Card.BANK_DOWN))
+        actions.renew(self.subscribe(Card.BANK_DOWN))
+        drain(retries=False)
         charge = Task.objects.get(name="billing.tasks.charge_payment")
         self.assertEqual((charge.status, charge.failures), ("PENDING", 1))
         self.assertGreater(charge.next_attempt_at, timezone.now())
@@ -121,18 +119,18 @@ class CalendarTests(BillingTestCase):
 
     def test_a_reminder_is_sent_to_the_host(self) -> None:
         host = factories.CustomerFactory()
-        with self.captureOnCommitCallbacks(execute=True):
-            actions.plan_event(host, "Launch", timezone.now() + timedelta(hours=1))
+        actions.plan_event(host, "Launch", timezone.now() + timedelta(hours=1))
+        drain()
         self.assertEqual(mail.outbox[0].to, [host.email])
 
     def test_a_post_is_published_late_rather_than_never(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True):
-            actions.write_post("News", timezone.now() - timedelta(days=1))
+        actions.write_post("News", timezone.now() - timedelta(days=1))
+        drain()
         self.assertIsNotNone(Post.objects.get().published_at)
 
     def test_a_report_adds_up_all_pages(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True):
-            actions.report_usage(Plan.objects.first(), "2026-10")
+        actions.report_usage(Plan.objects.first(), "2026-10")
+        drain()
         report = UsageReport.objects.get()
         self.assertEqual(Task.objects.get().result, {"units": report.units})
 
@@ -156,8 +154,8 @@ class SiteTests(BillingTestCase):
             Customer.objects.get(), "Launch", timezone.now() + timedelta(days=1)
         )
         self.assertContains(self.client.get("/"), "Renew")
-        with self.captureOnCommitCallbacks(execute=True):
-            self.client.post(reverse("renew", args=[subscription.pk]))
+        self.client.post(reverse("renew", args=[subscription.pk]))
+        drain()
         self.client.post(reverse("move-event", args=[event.pk]))
         self.assertEqual(Invoice.objects.count(), 1)
         self.assertEqual(Event.objects.get().starts_at, event.starts_at + timedelta(days=1))

@@ -1,6 +1,4 @@
-"""Tests of the closing of a month, from its start to the mail, in Celery's eager mode; the leader's
-jobs are called directly.
-"""
+"""Tests of the closing of a month, from its start to the mail."""
 
 from typing import Any
 
@@ -10,7 +8,7 @@ from billing.jobs import closing
 from billing.models import Figure, Payment, Statement, Subscription
 from billing.tests_recurring import FIRE, JobTestCase
 from django_durable_tasks.models import WorkflowRun
-from django_durable_tasks.workflows import runs
+from django_durable_tasks.testing import drain
 
 
 class ClosingTests(JobTestCase):
@@ -25,8 +23,6 @@ class ClosingTests(JobTestCase):
     def close(self) -> WorkflowRun:
         """Run the job for FIRE, and all that follows; return the run."""
         self.run_job(closing.close_month)
-        while runs.count_endings(100):
-            pass
         found: WorkflowRun = WorkflowRun.objects.filter(parent=None).latest("pk")
         return found
 
@@ -52,6 +48,6 @@ class ClosingTests(JobTestCase):
         self.assertEqual(mail.outbox[0].body, "0 statements, 0.00 in all.")
 
     def test_a_closing_that_fails_tells_the_office(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True):
-            closing.report_unclosed.schedule("1")
+        closing.report_unclosed.schedule("1")
+        drain()
         self.assertIn("could not be closed", mail.outbox[0].subject)

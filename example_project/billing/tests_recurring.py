@@ -2,6 +2,7 @@
 when started once or twice.
 """
 
+import uuid
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -9,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from config.celery import app
 from django.core import mail
 from django.core.management import call_command
 from django.test import TestCase
@@ -32,6 +32,7 @@ from billing.models import (
     Subscription,
 )
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
+from django_durable_tasks.testing import drain, fire, travel
 
 FIRE = datetime(2026, 3, 8, 7, tzinfo=UTC)
 
@@ -69,9 +70,7 @@ class ScheduleTests(TestCase):
 
 
 class JobTestCase(TestCase):
-    """Tasks run when they are scheduled: Celery's eager mode starts each task when its transaction
-    commits.
-    """
+    """Jobs are fired and run by the testing kit, and external systems have no delays and errors."""
 
     @classmethod
     def setUpTestData(cls) -> None:
@@ -79,8 +78,6 @@ class JobTestCase(TestCase):
         factories.PlanFactory.create_batch(3)
 
     def setUp(self) -> None:
-        app.conf.task_always_eager = True
-        self.addCleanup(setattr, app.conf, "task_always_eager", False)
         quickly = mock.patch.multiple(
             outside, GATEWAY_SECONDS=0, METER_SECONDS=0, FAILS_BEFORE=0, FAILS_AFTER=0
         )
@@ -88,13 +85,14 @@ class JobTestCase(TestCase):
         self.addCleanup(quickly.stop)
 
     def run_job(self, job: Any, *args: Any, zone: str = "UTC", times: int = 1) -> Any:
-        """Run a job for FIRE, twice if ``twice``, as after a lost worker; return its last
-        result.
-        """
+        """Fire a job at FIRE, ``times`` times, and run it; return its last result."""
         for _ in range(times):
-            with self.captureOnCommitCallbacks(execute=True):
-                task = job.schedule(*args)
-                Task.objects.unguarded().filter(pk=task.pk).update(fire_time=FIRE, time_zone=zone)
+            with travel(FIRE - timedelta(days=1)):
+                row = RecurringTask.objects.upsert(
+                    name=f"test-{uuid.uuid4()}", task=job, args=args, at=[FIRE], timezone=zone
+                )
+            task = fire(row, at=FIRE)
+            drain(now=FIRE)
         task.refresh_from_db()
         self.assertEqual(task.status, "SUCCESS", task.last_error)
         return task.result

@@ -1,9 +1,9 @@
-"""Checkers of imports, swallowed errors, prints, sleeps and docstrings."""
+"""Checkers of swallowed errors, waits, property tests and docstrings, beside those of ruff."""
 
 import ast
 from collections.abc import Iterator
 
-from tests.architecture.sources import functions
+from tests.architecture.sources import functions, nodes, parsed
 
 BROAD = {"Exception", "BaseException"}
 CALLED_BY_FRAMEWORKS = frozenset(
@@ -41,29 +41,23 @@ CALLED_BY_FRAMEWORKS = frozenset(
 )
 
 
-def inner_imports(source: str) -> list[str]:
-    """Find imports inside functions, which hide an import cycle or a missing layer."""
-    return sorted(
-        {
-            f"{node.lineno}: import inside {function.name}"
-            for function in functions(ast.parse(source))
-            for node in ast.walk(function)
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        }
-    )
-
-
 def imports_outside_ready(source: str) -> list[str]:
-    """Find imports inside functions other than `ready` and the `_bind_ports` that it calls."""
+    """Find imports inside functions other than `ready` and the `_bind_ports` that it calls. Ruff
+    permits all of them in `apps.py`.
+    """
     return [
-        found for found in inner_imports(source) if not found.endswith((" ready", " _bind_ports"))
+        f"{node.lineno}: import inside {function.name}"
+        for function in functions(parsed(source))
+        if function.name not in {"ready", "_bind_ports"}
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
     ]
 
 
 def swallowed_errors(source: str) -> list[str]:
     """Find broad handlers that do nothing, and broad `suppress`."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.ExceptHandler(
                 type=kind, body=[ast.Pass() | ast.Continue() | ast.Expr(value=ast.Constant())]
@@ -76,21 +70,10 @@ def swallowed_errors(source: str) -> list[str]:
     return found
 
 
-def prints(source: str) -> list[str]:
-    """Find calls of print."""
-    return [
-        f"{node.lineno}: print"
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in {"print", "pprint"}
-    ]
-
-
 def draws_from_state(source: str) -> list[str]:
     """Find a property test whose drawn values depend on anything but earlier draws."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.Call(func=ast.Name(id="precondition")):
                 found.append(f"{node.lineno}: precondition; use tests.stateful.applies_if")
@@ -102,7 +85,7 @@ def draws_from_state(source: str) -> list[str]:
 def sleeps(source: str) -> list[str]:
     """Find sleeping by time; a test waits for a condition, with `tests.waiting.until`."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="time" | "asyncio" | "gevent"), attr="sleep")
@@ -116,7 +99,7 @@ def sleeps(source: str) -> list[str]:
 def unbounded_waits(source: str) -> list[str]:
     """Find waits for an event, a condition, a thread or a process without a timeout."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.Call(func=ast.Attribute(attr="wait" | "join" as name), args=args):
                 given = [*args[:1], *(key.value for key in node.keywords if key.arg == "timeout")]
@@ -127,7 +110,7 @@ def unbounded_waits(source: str) -> list[str]:
 
 def missing_docstrings(source: str) -> list[str]:
     """Find a module or public class without a docstring."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     found = [] if ast.get_docstring(tree) or not tree.body else ["1: the module has no docstring"]
     classes = (node for node in _public(tree) if isinstance(node, ast.ClassDef))
     return found + [
@@ -143,7 +126,7 @@ def missing_docstrings_of_functions(source: str) -> list[str]:
     """
     return [
         f"{node.lineno}: {node.name} has no docstring"
-        for node in _public(ast.parse(source))
+        for node in _public(parsed(source))
         if not _has_docstring(node)
     ]
 
@@ -152,7 +135,7 @@ def silent_skips(source: str) -> list[str]:
     """Find skips, and tests expected to fail, without a reason."""
     return [
         f"{node.lineno}: {ast.unparse(node)[:60]} gives no reason"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes(source)
         if isinstance(node, ast.Attribute | ast.Call) and _skips_silently(node)
     ]
 

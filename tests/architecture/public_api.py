@@ -2,6 +2,8 @@
 
 import ast
 
+from tests.architecture.sources import nodes
+
 CAPABILITIES = (
     *("store", "states", "audit", "limits", "dependencies", "targets", "tasks"),
     *("tenants", "schedules", "cluster", "callbacks", "notifications", "scheduler", "verify"),
@@ -14,14 +16,10 @@ INTERNAL = tuple(f"django_durable_tasks.{name}" for name in CAPABILITIES)
 
 def internal_imports(source: str) -> list[str]:
     """Find imports of internal packages, by line."""
-    nodes = (
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    )
     return [
         f"{node.lineno}: imports {name}"
-        for node in nodes
+        for node in nodes(source)
+        if isinstance(node, ast.Import | ast.ImportFrom)
         for name in _imported(node)
         if any(name == package or name.startswith(f"{package}.") for package in INTERNAL)
     ]

@@ -1,6 +1,7 @@
 """The files that the rules read."""
 
 import ast
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,19 @@ def findings(checker: Checker, files: list[Path]) -> list[str]:
 def expect_none(found: list[str]) -> None:
     """Fail with every finding on a separate line."""
     assert not found, "\n" + "\n".join(found)
+
+
+# Several rules read each file, and parsing costs more than all of them.
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of Python source. It is shared: do not change it."""
+    return ast.parse(source)
+
+
+@functools.cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return every node of the syntax tree of Python source."""
+    return tuple(ast.walk(parsed(source)))
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

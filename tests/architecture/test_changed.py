@@ -51,7 +51,7 @@ def test_sql_is_tested_on_each_database_and_broker_code_on_each_broker() -> None
     assert {run.database for run in _beside_checks(CLAIM)} == {"postgresql", "mariadb", "sqlite"}
     runs = _beside_checks(f"{PACKAGE}celery/worker_node.py")
     brokers = {run.broker for run in runs if run.suite == "broker"}
-    assert brokers == {"rabbitmq", "redis", "filesystem"}
+    assert brokers == {"rabbitmq", "redis", "filesystem", "database"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Imports are at the top, no error is swallowed, nothing prints or sleeps, everything public has a
-docstring.
+"""No error is swallowed, no test sleeps, each wait ends, everything public has a docstring. Ruff
+checks that imports are at the top and that nothing prints.
 """
 
 import pytest
@@ -15,19 +15,6 @@ from tests.architecture.sources import (
     python_files,
 )
 
-# Every command of a project would load the client of Redis, also without Redis.
-LAZY = frozenset(
-    {
-        f"{PACKAGE}/celery/worker_repairs.py",
-        f"{PACKAGE}/scheduler/due_index.py",
-        f"{PACKAGE}/scheduler/redis_client.py",
-    }
-)
-COMMANDS = (
-    f"{PACKAGE}/management/",
-    f"{PACKAGE}/command/",
-    f"{PACKAGE}/contrib/beat/commands.py",
-)
 PUBLIC = (
     "conf",
     "exceptions",
@@ -46,32 +33,15 @@ PUBLIC = (
     "ports",
 )
 """The modules whose functions users of the package call; the names of a package end with `/`."""
-SPEAKERS = frozenset({"tests/__main__.py", "tests/execution.py"})
 
 
-def test_imports_are_at_the_top() -> None:
-    apps = [file for file in python_files(PACKAGE) if name_of(file).endswith("/apps.py")]
-    checked = [
-        file
-        for file in python_files(PACKAGE, without=LAZY | {name_of(file) for file in apps})
-        # Public methods of models import the capability that they call, which imports the models.
-        if not name_of(file).startswith(f"{PACKAGE}/models/")
-    ]
-    expect_none(findings(conventions.inner_imports, checked))
+def test_apps_import_only_when_they_are_ready() -> None:
+    apps = [file for file in python_files(PACKAGE) if file.name == "apps.py"]
     expect_none(findings(conventions.imports_outside_ready, apps))
 
 
 def test_no_error_is_swallowed() -> None:
     expect_none(findings(conventions.swallowed_errors, python_files(*EVERYWHERE)))
-
-
-def test_nothing_prints_but_commands() -> None:
-    quiet = [
-        file
-        for file in python_files(PACKAGE, "tests", without=SPEAKERS)
-        if not _prints(name_of(file))
-    ]
-    expect_none(findings(conventions.prints, quiet))
 
 
 def test_no_test_sleeps() -> None:
@@ -104,11 +74,6 @@ def test_no_test_is_skipped_without_a_reason() -> None:
 @pytest.mark.parametrize(
     ("checker", "breach"),
     [
-        (conventions.inner_imports, "def inner():\n    import json"),
-        (
-            conventions.inner_imports,
-            "class Outer:\n    def inner(self):\n        from json import loads",
-        ),
         (
             conventions.imports_outside_ready,
             "class Apps:\n    def other(self):\n        import json",
@@ -120,7 +85,6 @@ def test_no_test_is_skipped_without_a_reason() -> None:
             "try:\n    act()\nexcept (ValueError, BaseException):\n    'later'",
         ),
         (conventions.swallowed_errors, "with contextlib.suppress(Exception):\n    act()"),
-        (conventions.prints, "print('here')"),
         (conventions.sleeps, "import time\ntime.sleep(1)"),
         (conventions.sleeps, "from time import sleep"),
         (conventions.unbounded_waits, "self._wake.wait()"),
@@ -169,7 +133,3 @@ def test_a_violation_is_found(checker: Checker, breach: str) -> None:
 )
 def test_correct_code_passes(checker: Checker, source: str) -> None:
     assert not checker(source)
-
-
-def _prints(name: str) -> bool:
-    return name.startswith(COMMANDS)

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.architecture.sources import PACKAGE, ROOT, docstrings, name_of, python_files
+from tests.architecture.sources import (
+    PACKAGE,
+    ROOT,
+    docstrings,
+    name_of,
+    nodes,
+    parsed,
+    python_files,
+)
 
 # Expression (matched as whole words, in any case): what to write instead.
 BANNED = {
@@ -107,11 +115,11 @@ def modules() -> list[Path]:
 
 
 def _literals(source: str) -> Iterator[tuple[int, str]]:
-    tree = ast.parse(source)
+    tree = parsed(source)
     inner: set[int] = set()
-    attribute_texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    attribute_texts = {id(node.value) for node in nodes(source) if isinstance(node, ast.Expr)}
     hidden = (docstrings(tree) | attribute_texts) - _shown_docstrings(tree)
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.JoinedStr):
             inner |= {id(part) for part in node.values}
             yield node.lineno, "".join(_part(part) for part in node.values)

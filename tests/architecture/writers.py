@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.architecture.sources import docstrings, root_name
+from tests.architecture.sources import docstrings, nodes, parsed, root_name
 
 VENDORS = "postgresql|mysql|mariadb|sqlite"
 SQL_FILE = re.compile(rf"django_durable_tasks/store/sql/[a-z_]+\.({VENDORS})\.sql")
@@ -32,15 +32,15 @@ def status_writers(source: str) -> list[str]:
     finding.
     """
     writing = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, writing)]
-    return [f"{node.lineno}: {what}" for node in nodes for what in _write_of_status(node)]
+    written = (node for node in nodes(source) if isinstance(node, writing))
+    return [f"{node.lineno}: {what}" for node in written for what in _write_of_status(node)]
 
 
 def savers(source: str) -> list[str]:
     """Find `.save()`, which writes every column without a guard. Only `super().save()` is allowed."""
     return [
         f"{node.lineno}: .{node.func.attr}() writes without a guard"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes(source)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in {"save", "asave", "save_base"}
@@ -50,7 +50,7 @@ def savers(source: str) -> list[str]:
 
 def sql_in_python(source: str) -> list[str]:
     """Find SQL statements in strings."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     prose = docstrings(tree)
     return [
         f"{node.lineno}: SQL in a string: {' '.join(node.value.split())[:60]}"
@@ -62,7 +62,7 @@ def sql_in_python(source: str) -> list[str]:
 
 def executed_literals(source: str) -> list[str]:
     """Find cursors that execute a literal other than a session statement."""
-    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    calls = (node for node in nodes(source) if isinstance(node, ast.Call))
     return [f"{call.lineno}: a literal is executed" for call in calls if _executes_literal(call)]
 
 

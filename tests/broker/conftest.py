@@ -1,5 +1,5 @@
 """Fixtures: a shared database, and clusters that are always ended. Some files of this folder run
-with Redis only.
+with one broker only.
 """
 
 import os
@@ -25,10 +25,11 @@ WITH_REDIS = (
 themselves.
 """
 WITH_RABBITMQ = ("test_quorum_queues",)
+WITHOUT_BROKER = ("test_filesystem_processes", "test_filesystem_transport")
+"""Files that use no broker of the run, but files: they run with Redis, whose run is not left out."""
 
 IS_THE_DATABASE = "the broker is the database of the tasks: its outage is that of the database"
 NO_MESSAGE = "workers take the task itself: it is never QUEUED and has no message to lose or count"
-NO_DJANGO = "`celery call` does not load Django, and so does not know durable-database://"
 NOT_IN_DATABASE = {
     "test_backlogs": NO_MESSAGE,
     "test_broker_away": IS_THE_DATABASE,
@@ -38,8 +39,6 @@ NOT_IN_DATABASE = {
     "test_a_call_is_published_to_the_queue_that_celery_uses_and_to_no_other": NO_MESSAGE,
     "test_a_message_in_another_queue_starts_nothing_and_is_counted": NO_MESSAGE,
     "test_a_message_revoked_before_its_start_cancels_the_task": NO_MESSAGE,
-    "test_a_call_by_celerys_command_creates_a_task_that_runs": NO_DJANGO,
-    "test_without_the_setting_the_worker_logs_instructions": NO_DJANGO,
 }
 """Files and tests that the broker in the database of the tasks skips, with the reasons."""
 
@@ -53,7 +52,9 @@ def database_of_the_broker(request: pytest.FixtureRequest) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that need another broker, and skip those that the database has no use for."""
-    needed = dict.fromkeys(WITH_REDIS, "redis") | dict.fromkeys(WITH_RABBITMQ, "rabbitmq")
+    needed = dict.fromkeys([*WITH_REDIS, *WITHOUT_BROKER], "redis") | dict.fromkeys(
+        WITH_RABBITMQ, "rabbitmq"
+    )
     here = os.environ["TEST_BROKER"]
     elsewhere = [
         item

@@ -19,12 +19,11 @@ from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.store.clock import database_now
-from tests.backends import address, broker_settings
+from tests.backends import address, broker_settings, variable_of
 from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.proxy import Proxy, proxy_to
 from tests.processes.rows import ended, in_status, logged, release, row, statuses
 from tests.project import bodies
-from tests.servers import variable_of
 from tests.waiting import until
 
 AWAY, BACK = "The broker does not respond", "The connection to the broker is restored"

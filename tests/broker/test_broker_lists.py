@@ -17,13 +17,12 @@ from kombu import Queue
 from django_durable_tasks.celery import broker_connection, broker_outage, inspect, publisher
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Task
-from tests.backends import address, broker_settings
+from tests.backends import address, broker_settings, variable_of
 from tests.broker.routes import application, messages, waiting
 from tests.processes.cluster import SHORT, cluster_in
 from tests.processes.proxy import Proxy, proxy_to
 from tests.processes.rows import ended
 from tests.project import bodies
-from tests.servers import variable_of
 from tests.starting import start_redis, start_sentinel
 from tests.waiting import until
 

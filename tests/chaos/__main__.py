@@ -32,7 +32,7 @@ from tests.runs import ROOT
 from tests.starting import find_pgbouncer
 
 POOLED = "redis+pgbouncer"
-SHARES = {"redis": 0.5, "rabbitmq": 0.3, POOLED: 0.2}
+SHARES = {"redis": 0.4, "rabbitmq": 0.2, "database": 0.2, POOLED: 0.2}
 AGAIN = {
     "worker-killed",
     "worker-frozen",

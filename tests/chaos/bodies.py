@@ -23,6 +23,7 @@ from django_durable_tasks import Retry, durable_task
 from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.celery.task import DurableTask
 from tests.chaos.configuration import VARIABLE, Configuration
+from tests.project.coroutines import pause
 from tests.waiting import until
 
 CONFIGURATION = Configuration.of(os.environ.get(VARIABLE) or Configuration().as_text())
@@ -30,6 +31,8 @@ ROLES_THAT_KNOW = ("stage", "old release")
 """The roles of the processes that have the removed function: the one that created its tasks, and
 the workers of the old release, which come back at the end.
 """
+ITEMS = 10
+"""The items of a loop."""
 LEDGER, ORIGIN = "CHAOS_LEDGER", "CHAOS_ORIGIN"
 FAST: dict[str, Any] = {"backoff": "FIXED", "backoff_base": 0.2, "max_crashes": 50}
 
@@ -81,6 +84,13 @@ def work(seconds: float = 0.0) -> None:
         until(lambda: time.monotonic() >= end, within=seconds + 60)
 
 
+@durable_task(**FAST)
+async def wait(seconds: float = 0.0) -> None:
+    """Wait for `seconds` on the event loop."""
+    with _written():
+        await pause(seconds)
+
+
 @durable_task(bind=True, max_attempts=4, **FAST)
 def stumble(self: Any, times: int) -> int:
     """Fail `times` times, then succeed."""
@@ -104,6 +114,22 @@ def take_effect(self: Any) -> None:
         live = process_runs.current()
         assert live is not None
         cursor.execute("INSERT INTO chaos_effect (task) VALUES (%s)", [str(live.run.task_id)])
+
+
+@durable_task(bind=True, max_attempts=4, **FAST)
+def iterate(self: Any) -> None:
+    """Write a row for each item of a loop, in atomic batches, and fail once in the middle."""
+    with _written():
+        live = process_runs.current()
+        assert live is not None
+        for item in self.durable.iterate(range(ITEMS), step="items", batch=4, atomic=True):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "INSERT INTO chaos_item (task, item) VALUES (%s, %s)",
+                    [str(live.run.task_id), item],
+                )
+            if self.durable.attempt == 1 and item == ITEMS // 2:
+                raise Unlucky(f"item {item}")
 
 
 @durable_task(batch=50, **FAST)

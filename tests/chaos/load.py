@@ -67,6 +67,7 @@ class Load:
             (8, "stumbling", self.stumbling),
             (3, "hopeless", self.hopeless),
             (6, "atomic", self.atomic),
+            (3, "iterating", self.iterating),
             (4, "to be cancelled", self.to_be_cancelled),
             (3, "cancelling", self.cancel),
             (4, "diamond", self.diamond),
@@ -76,7 +77,7 @@ class Load:
             (6, "batched", self.batched),
             (3, "batched many", self.batched_many),
         ]
-        self.most_open, self.looks_at, self.crowded = 0, 0.0, False
+        self.pool, self.most_open, self.looks_at, self.crowded = "prefork", 0, 0.0, False
         self.began = timezone.now()
         # When the next task of a duration is created, the duration, and how many are per second.
         self.lasting_tasks = list[tuple[float, float, float]]()
@@ -101,6 +102,7 @@ class Load:
         """Create a task that runs for `seconds`."""
         functions = [self.bodies.work, self.bodies.report, self.bodies.use_the_database]
         functions += [self.bodies.work_within_a_limit] * self.limited
+        functions += [self.bodies.wait] * (self.pool != "gevent")
         return [self.random.choice(functions).delay(seconds).id]
 
     def create_lasting_tasks(self) -> None:
@@ -181,6 +183,10 @@ class Load:
         """Create a task whose effect must happen once."""
         return [self.bodies.take_effect.delay().id]
 
+    def iterating(self) -> Iterable[Any]:
+        """Create a task that iterates over items, each of which must be done once."""
+        return [self.bodies.iterate.delay().id]
+
     def to_be_cancelled(self) -> Iterable[Any]:
         """Create a task that is cancelled before it is due, at that moment, or too late."""
         key = uuid.UUID(int=self.random.getrandbits(128)).hex
@@ -239,7 +245,8 @@ class Load:
 
     def long(self) -> Iterable[Any]:
         """Create a task that runs for a while."""
-        return [self.bodies.work.delay(self.random.uniform(0.3, 1.5)).id]
+        functions = [self.bodies.work, *[self.bodies.wait] * (self.pool != "gevent")]
+        return [self.random.choice(functions).delay(self.random.uniform(0.3, 1.5)).id]
 
     def _started(self, flow: Any) -> Iterable[Any]:
         from django_durable_tasks.models import Task

@@ -25,7 +25,9 @@ CALLBACKS = "CHAOS_CALLBACKS"
 SCHEDULES, SCHEDULES_OF_CAMPAIGN, EVERY = 10, 3, 2.0
 AT_ONCE = 10
 """In how many further queues one call creates a task."""
-QUEUES = {"redis": 200, "rabbitmq": 40, "filesystem": 20}
+QUEUES = {"redis": 200, "rabbitmq": 40, "database": 40, "filesystem": 20}
+WITHOUT_SERVER = ("filesystem", "database")
+"""The brokers that have no server of their own."""
 """How many queues the load uses in addition to the default one. On RabbitMQ a worker declares each
 queue at each connection, one request after the other.
 """

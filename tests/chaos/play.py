@@ -329,6 +329,8 @@ def _servers(stage: Stage) -> list[str]:
         channel = opened.default_channel
         if stage.plan.broker == "filesystem":
             broker = "files"
+        elif stage.plan.broker == "database":
+            broker = "messages in the database"
         elif stage.plan.broker == "redis":
             broker = f"Redis {channel.client.info('server')['redis_version']}"
         else:

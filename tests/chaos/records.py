@@ -61,7 +61,8 @@ class Change:
 class Row:
     """A task at the end. ``marked``: its function writes marks, which built-in tasks do not.
     ``minute``: when the minute of its creation began, by the time in its id. ``in_batch``: its
-    first run was in a batch; ``batched``: and its function always returns.
+    first run was in a batch; ``batched``: and its function always returns. ``items``: how many its
+    loop has.
     """
 
     task: str
@@ -73,6 +74,7 @@ class Row:
     max_crashes: int = 3
     reason: str = ""
     atomic: bool = False
+    items: int = 0
     name: str = ""
     queue: str = "default"
     in_batch: bool = False
@@ -284,6 +286,7 @@ class History:
     logs: tuple[Log, ...] = ()
     open_letters: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
+    items: tuple[tuple[str, int], ...] = ()
     edges: tuple[Edge, ...] = ()
     terms: tuple[Term, ...] = ()
     fires: tuple[Fire, ...] = ()

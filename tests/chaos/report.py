@@ -215,7 +215,12 @@ def _longest(result: Mapping[str, Any]) -> float:
 
 
 def _name(result: Mapping[str, Any]) -> str:
-    names = {"redis": "Redis", "rabbitmq": "RabbitMQ", "filesystem": "files"}
+    names = {
+        "redis": "Redis",
+        "rabbitmq": "RabbitMQ",
+        "filesystem": "files",
+        "database": "database",
+    }
     name = names[result["broker"]]
     return f"{name}, PgBouncer" if result.get("pooled") else name
 

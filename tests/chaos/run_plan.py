@@ -19,9 +19,9 @@ import django
 import psycopg
 
 from tests.addresses import problem_at
-from tests.backends import address
+from tests.backends import address, variable_of
 from tests.chaos.configuration import VARIABLE
-from tests.chaos.plan import Plan
+from tests.chaos.plan import WITHOUT_SERVER, Plan
 from tests.chaos.servers import (
     RabbitMQ,
     Server,
@@ -32,7 +32,6 @@ from tests.chaos.servers import (
     translated,
 )
 from tests.processes.proxy import Proxy, proxy_to
-from tests.servers import variable_of
 from tests.starting import start_pgbouncer
 
 ROLES = ("scheduler", "worker", "web")
@@ -83,7 +82,7 @@ def _database(plan: Plan, folder: Path, stack: ExitStack) -> Server | None:
 
 
 def _broker(plan: Plan, folder: Path, stack: ExitStack) -> Server | RabbitMQ | None:
-    if plan.broker == "filesystem":
+    if plan.broker in WITHOUT_SERVER:
         return None
     return redis_server(folder, stack) if plan.broker == "redis" else RabbitMQ(folder, stack)
 
@@ -147,7 +146,7 @@ def _proxies(plan: Plan, pooler: str | None, stack: ExitStack) -> dict[str, Prox
     servers = dict[str, str]()
     if plan.database != "sqlite":
         servers["database"] = pooler or address(plan.database)
-    if plan.broker != "filesystem":
+    if plan.broker not in WITHOUT_SERVER:
         servers |= {"broker": address(plan.broker), "second broker": address(plan.broker)}
     return {
         f"{role} {kind}": stack.enter_context(proxy_to(address))

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from tests.backends import broker_settings
 from tests.chaos.configuration import CELERY, PSYCOPG2, VARIABLE, Configuration
+from tests.chaos.plan import WITHOUT_SERVER
 from tests.settings import *  # noqa: F403
 from tests.settings import (
     BROKER,
@@ -37,7 +38,7 @@ DURABLE_TASKS = {
     **DURABLE_TASKS,
 }
 
-if (second := os.environ.get("CHAOS_SECOND_BROKER")) and BROKER != "filesystem":
+if (second := os.environ.get("CHAOS_SECOND_BROKER")) and BROKER not in WITHOUT_SERVER:
     # The same server under a second address, so that one of the two can be cut.
     there = urlsplit(CELERY_BROKER_URL)._replace(netloc=urlsplit(second).netloc)
     CELERY_BROKER_URL = f"{CELERY_BROKER_URL};{there.geturl()}"

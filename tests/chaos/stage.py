@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from django.conf import settings
 from django.db import Error, connections
 
-from tests.backends import POOLED_ADDRESS, address
+from tests.backends import POOLED_ADDRESS, address, variable_of
 from tests.chaos import bodies
 from tests.chaos.apps import VARIABLE
 from tests.chaos.notified import create_settings
@@ -29,7 +29,6 @@ from tests.chaos.servers import RabbitMQ, Server
 from tests.processes.cluster import Cluster, Program
 from tests.processes.proxy import Proxy
 from tests.runs import ROOT
-from tests.servers import variable_of
 from tests.waiting import until
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.__main__ import failures, run_in_process
 from tests.chaos.configuration import drawn
+from tests.chaos.faults.catalogue import for_broker
 from tests.chaos.plan import Plan
 from tests.starting import find_pgbouncer
 
@@ -35,10 +36,13 @@ THROUGH_PGBOUNCER = ("child-killed", "sessions-ended", "commits-cut")
 @pytest.mark.timeout(400)
 def test_nothing_is_lost_duplicated_or_left_over_under_faults() -> None:
     """The seed and the faults are fixed. Exactly when they occur is not, and must not matter."""
+    broker = os.environ["TEST_BROKER"]
+    possible = {fault.name for fault in for_broker(broker, private=False)}
+    faults = tuple(name for name in FAULTS if name in possible)
     plan = Plan(
-        broker=os.environ["TEST_BROKER"],
+        broker=broker,
         seed="short",
-        faults=FAULTS,
+        faults=faults,
         rate=25,
         calm=1,
         pace=0.3,
@@ -46,10 +50,10 @@ def test_nothing_is_lost_duplicated_or_left_over_under_faults() -> None:
     )
     found = run_in_process(plan)
     assert failures([found]) == []
-    assert found["faults"] == len(FAULTS)
+    assert found["faults"] == len(faults) >= 7
     assert "faults broken off" not in found["notes"]
     assert found["queues"] > 20
-    assert found["garbage_removed"] > 0
+    assert found["garbage_removed"] > 0 or "index-unreadable" not in faults
     assert found["commits_cut"] > 0
     assert found["fires"] > 0
     assert found["callbacks"] > 10

@@ -40,6 +40,7 @@ _HISTORY = "task, old_status, new_status, old_epoch, new_epoch, attempt, run_id,
 _TABLES = {
     "postgresql": """
 CREATE TABLE chaos_effect (task uuid NOT NULL);
+CREATE TABLE chaos_item (task uuid NOT NULL, item integer NOT NULL);
 CREATE TABLE chaos_history (
     seq bigserial PRIMARY KEY, at float8 NOT NULL, task uuid NOT NULL, old_status text,
     new_status text, old_epoch bigint, new_epoch bigint, attempt integer, run_id uuid, due float8);
@@ -52,6 +53,7 @@ CREATE TABLE chaos_creations (
 """,
     "mysql": """
 CREATE TABLE chaos_effect (task uuid NOT NULL);
+CREATE TABLE chaos_item (task uuid NOT NULL, item integer NOT NULL);
 CREATE TABLE chaos_history (
     seq bigint AUTO_INCREMENT PRIMARY KEY, at double NOT NULL, task uuid NOT NULL,
     old_status varchar(9), new_status varchar(9), old_epoch bigint, new_epoch bigint,
@@ -62,6 +64,7 @@ CREATE TABLE chaos_term (
 """,
     "sqlite": """
 CREATE TABLE chaos_effect (task text NOT NULL);
+CREATE TABLE chaos_item (task text NOT NULL, item integer NOT NULL);
 CREATE TABLE chaos_history (
     seq integer PRIMARY KEY, at real NOT NULL, task text NOT NULL, old_status text,
     new_status text, old_epoch integer, new_epoch integer, attempt integer, run_id text, due real);
@@ -178,7 +181,7 @@ def remove() -> None:
         if vendor == "postgresql":
             cursor.execute("DROP FUNCTION chaos_note_creations() CASCADE")
             cursor.execute("DROP TABLE chaos_creations")
-        for table in ("chaos_effect", "chaos_history", "chaos_term"):
+        for table in ("chaos_effect", "chaos_item", "chaos_history", "chaos_term"):
             cursor.execute(f"DROP TABLE {table}")
 
 
@@ -194,6 +197,9 @@ def read(ledger: Path, enqueued: Path, timetables: tuple[Timetable, ...], calm: 
         logs=tuple(_logs()),
         open_letters=tuple(map(str, DeadLetter.objects.open().values_list("open_task", flat=True))),
         effects=tuple(_uuid(task) for (task,) in _asked("SELECT task FROM chaos_effect")),
+        items=tuple(
+            (_uuid(task), int(item)) for task, item in _asked("SELECT task, item FROM chaos_item")
+        ),
         edges=tuple(_edges()),
         terms=tuple(
             Term(term, _uuid(holder), expires, at, office)
@@ -274,6 +280,7 @@ def _rows() -> Iterator[Row]:
             task,
             **row,
             atomic=name == bodies.take_effect.name,
+            items=bodies.ITEMS if name == bodies.iterate.name else 0,
             in_batch=name in (bodies.work_in_batches.name, bodies.stumble_in_batches.name),
             batched=name == bodies.work_in_batches.name,
             is_callback=name == HTTP_CALLBACK_TASK,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection, connections, transaction
 
 from tests.repetitions import repetitions
 
@@ -60,6 +60,30 @@ def on_another_connection(act: Callable[[], Any]) -> Any:
         return act()
 
     return no_errors(race([impatiently]))[0]
+
+
+@contextmanager
+def locked_rows(model: Any, keys: Sequence[Any]) -> Iterator[None]:
+    """Lock rows in a transaction of the project, on another connection."""
+    locked, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic():
+                assert len(model.objects.select_for_update().filter(pk__in=keys)) == len(keys)
+                locked.set()
+                over.wait(WITHIN)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert locked.wait(WITHIN)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(WITHIN)
 
 
 def a_transaction_waits_for_a_lock() -> bool:

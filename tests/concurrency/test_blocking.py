@@ -67,8 +67,8 @@ def _insert() -> Any:
 
 
 def _insert_with_keys() -> Any:
-    many = {"idempotency_key": "i", "key": "k"}
-    return tasks.noop.using(queue=QUEUE, run_at=database_now(), **many).schedule().pk
+    keyed = tasks.noop.using(idempotency_key="i", key="k")
+    return keyed.using(queue=QUEUE, run_at=database_now()).schedule().pk
 
 
 @pytest.mark.parametrize("insert", [_insert, _insert_with_keys])

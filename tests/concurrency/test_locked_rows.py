@@ -4,14 +4,12 @@ maintenance and claims.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection
 
 from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
@@ -28,36 +26,13 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.tasks import attempts, claim
-from tests.concurrency.racing import on_another_connection
+from tests.concurrency.racing import locked_rows, on_another_connection
 from tests.database.recurring.schedules import START, a_schedule
 from tests.database.transitions.transition_calls import CRASH, PLACE
 from tests.factories import QUEUE, a_task, take_batch
 from tests.messages import claim_due
 
 LIMIT, LOCKED, FREE = 3, 7, 2
-
-
-@contextmanager
-def _locked(model: Any, keys: Sequence[Any]) -> Iterator[None]:
-    locked, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        try:
-            with transaction.atomic():
-                assert len(model.objects.select_for_update().filter(pk__in=keys)) == len(keys)
-                locked.set()
-                over.wait(60)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert locked.wait(30)
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(60)
 
 
 def _overdue(past: float) -> Task:
@@ -102,7 +77,7 @@ def test_a_maintenance_job_skips_locked_rows(name: str) -> None:
     taken = [make(100.0 - number) for number in range(LOCKED)]
     free = [make(10.0 - number) for number in range(FREE)]
     before = _states()
-    with _locked(Task, [row.pk for row in taken]):
+    with locked_rows(Task, [row.pk for row in taken]):
         sweep()
     moved = {key for key, state in _states().items() if state != before[key]}
     assert moved == {row.pk for row in free}
@@ -117,7 +92,7 @@ def test_recurring_tasks_behind_locked_ones_are_triggered() -> None:
         )
         for number in range(LOCKED + FREE)
     ]
-    with _locked(RecurringTask, [row.pk for row in rows[:LOCKED]]):
+    with locked_rows(RecurringTask, [row.pk for row in rows[:LOCKED]]):
         trigger.fire_due(now, LIMIT)
     fired = {
         row.pk
@@ -131,11 +106,13 @@ def test_recurring_tasks_behind_locked_ones_are_triggered() -> None:
 def test_a_locked_task_that_waits_for_overlap_does_not_block_those_of_other_keys() -> None:
     waiting = [a_task(overlap_key=f"slot-{number}", due_at=NEVER) for number in range(LOCKED + 1)]
     with (
-        _locked(Task, [row.pk for row in waiting[:LOCKED]]),
+        locked_rows(Task, [row.pk for row in waiting[:LOCKED]]),
         dedicated_connection(TimeLimits(lock=0.2)),
     ):
         assert overlap.release(LOCKED + 1) == 1
-    assert Task.objects.get(pk=waiting[LOCKED].pk).due_at < NEVER
+    due_at = Task.objects.get(pk=waiting[LOCKED].pk).due_at
+    assert due_at is not None
+    assert due_at < NEVER
 
 
 @pytest.mark.skipif(
@@ -149,7 +126,7 @@ def test_ledger_entries_behind_those_of_locked_recurring_tasks_are_deleted() -> 
         )
     after_retention = START + timedelta(days=5_000)
     with (
-        _locked(RecurringTask, [row.pk for row in rows[:LOCKED]]),
+        locked_rows(RecurringTask, [row.pk for row in rows[:LOCKED]]),
         dedicated_connection(TimeLimits(lock=0.2)),
     ):
         assert ledger.prune_ledger(after_retention, LIMIT) == FREE
@@ -167,7 +144,7 @@ def test_a_locked_recurring_task_is_recomputed_with_new_zone_tables_later() -> N
     rows = [a_schedule(f"nightly-{number}") for number in range(LOCKED)]
     RecurringTask.objects.unguarded().update(tzdata_version="2020a")
     recompute, monitor = RecomputeFireTimes(), HeartbeatMonitor()
-    with _locked(RecurringTask, [row.pk for row in rows]):
+    with locked_rows(RecurringTask, [row.pk for row in rows]):
         assert recompute(START, monitor) == 0
     recompute._again_at = 0.0
     assert recompute(START, monitor) == LOCKED
@@ -180,7 +157,7 @@ def test_a_locked_api_key_does_not_delay_the_requests_of_its_program() -> None:
     now = database_now()
     key = access.create_key(Tenant.objects.get(pk=1), "billing", ["read"], now=now).row
     later = now + timedelta(hours=1)
-    with _locked(ApiKey, [key.pk]):
+    with locked_rows(ApiKey, [key.pk]):
         on_another_connection(lambda: access.record_key_use(key, later))
     assert ApiKey.objects.get().last_used_at is None
     access.record_key_use(key, later)

@@ -22,6 +22,7 @@ from tests.concurrency.racing import ROUNDS, no_errors, on_another_connection, r
 from tests.database.notifications.sending import (
     SETTINGS,
     a_setting,
+    create_deliveries,
     delivery_tasks,
     events,
     types,
@@ -52,7 +53,7 @@ def test_two_leaders_assign_each_event_to_one_delivery(digest: int | None) -> No
     row = a_setting(digest=digest)
     for _ in range(ROUNDS):
         _happened(row, 30)
-        create = partial(deliveries.create_due_deliveries, database_now(), 7)
+        create = partial(create_deliveries, limit=7)
         no_errors(race([create] * 4))
         while create():
             pass
@@ -67,10 +68,10 @@ def test_a_setting_is_changed_while_its_messages_are_created() -> None:
     row = a_setting(digest=60)
     for number in range(ROUNDS):
         _happened(row, 20)
-        create = partial(deliveries.create_due_deliveries, database_now(), 7)
+        create = partial(create_deliveries, limit=7)
         change = partial(deliveries.change_setting, row, digest=60 + number)
         no_errors(race([create, change, create]))
-    while deliveries.create_due_deliveries(database_now(), 500):
+    while create_deliveries():
         pass
     assert all(event.delivery is not None for event in events())
 
@@ -83,10 +84,10 @@ def test_a_setting_that_a_transaction_has_locked_does_not_delay_others() -> None
     _happened(other, 3)
     with transaction.atomic():
         deliveries.change_setting(locked, on_retry=True)
-        create = partial(deliveries.create_due_deliveries, database_now(), 10)
+        create = partial(create_deliveries, limit=10)
         assert on_another_connection(create) == 3
         assert on_another_connection(create) == 0
-    while deliveries.create_due_deliveries(database_now(), 10):
+    while create_deliveries(limit=10):
         pass
     assert [task.kwargs["setting"] for task in delivery_tasks()] == [other.pk, locked.pk]
 

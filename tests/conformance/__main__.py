@@ -54,7 +54,8 @@ def main() -> int:
         creation = importlib.import_module("django.db").connection.creation
         creation.create_test_db(verbosity=0, autoclobber=True)
         try:
-            command += ["-rfEs", "-p", "tests.conformance.celery_plugin"]
+            # pytest-django would refuse the database to tests that do not ask for it.
+            command += ["-rfEs", "-p", "no:django", "-p", "tests.conformance.celery_plugin"]
             command += ["-p", "celery.contrib.pytest"]
             if not any("t/integration" in argument for argument in further):
                 command += [f"t/integration/{name}" for name in OF_CELERY]

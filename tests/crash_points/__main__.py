@@ -23,7 +23,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.crash_points.explorer import Verdict
 
-NAMES = ("create", "dispatch", "start", "ending", "release", "trigger", "batch", "hand over")
+NAMES = (
+    "create",
+    "dispatch",
+    "start",
+    "ending",
+    "steps",
+    "release",
+    "trigger",
+    "batch",
+    "hand over",
+    "take",
+)
 KEPT = dict.fromkeys(("SUCCESS", "FAILED", "CANCELLED", "SKIPPED", "EXPIRED"))
 SHORT: dict[str, object] = {
     "LEASE": 10,

@@ -56,6 +56,21 @@ def atomically(name: str) -> Any:
 
 
 @durable_task(**OPTIONS, bind=True)
+def in_steps(self: Any) -> Any:
+    """Write a row in an atomic step, two in an atomic loop, and one in another step. Their names
+    are unique, so that a repetition after its COMMIT fails in each attempt.
+    """
+
+    def write(name: str) -> str:
+        return str(Group.objects.create(name=name).name)
+
+    self.durable.step("before", write, "before", atomic=True)
+    for number in self.durable.iterate([1, 2], step="rows", batch=1, atomic=True):
+        write(f"row {number}")
+    return self.durable.step("after", write, "after", atomic=True)
+
+
+@durable_task(**OPTIONS, bind=True)
 def growing(self: Any) -> None:
     """Add two tasks to the workflow, one after the other."""
     growth = self.durable.workflow

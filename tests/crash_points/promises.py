@@ -31,7 +31,7 @@ def broken(undone_starts: int = 0) -> list[str]:
 
     ``undone_starts``: how many starts of a task may have been undone, which leave no log entry.
     """
-    rows = {row["id"]: row for row in Task.objects.values()}
+    rows: dict[uuid.UUID, Row] = {row["id"]: dict(row) for row in Task.objects.values()}
     return [
         *_lost(rows),
         *_endings(rows, undone_starts),

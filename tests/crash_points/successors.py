@@ -4,6 +4,7 @@ until nothing is left to do.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from django.db.models import F
 from django.db.utils import InterfaceError
 
 from django_durable_tasks.celery.live_runs import process_runs
-from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, HEADER
+from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, HEADER, RUN_HEADER, TakenRun
 from django_durable_tasks.celery.publisher import CARRIER
 from django_durable_tasks.models import (
     BatchMessage,
@@ -37,6 +38,7 @@ from django_durable_tasks.models import (
 )
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler.loop import Scheduler
+from django_durable_tasks.task_values import Run
 from tests.crash_points.bodies import ExpectedFailure
 from tests.crash_points.promises import exceeded_limits
 from tests.factories import QUEUE
@@ -174,12 +176,15 @@ def _work() -> None:
                     deliver_batch(message.headers[BATCH_HEADER], message.headers["id"], number)
 
 
-def deliver(name: str, message: str) -> None:
+def deliver(name: str, message: str, run: Run | None = None) -> None:
     """Deliver a message to its task: gate, body, ending. An exception of the body has been recorded
-    by then.
+    by then. ``run`` was started when the task was taken.
     """
     task: Any = current_app.tasks[name]
-    headers = {HEADER: message}
+    headers: dict[str, Any] = {HEADER: message}
+    if run is not None:
+        run = run._replace(celery_id=message)
+        headers[RUN_HEADER] = TakenRun(run, time.monotonic())
     task.push_request(
         id=message,
         called_directly=False,

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from celery import current_app
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery import broker_connection
 from django_durable_tasks.store import connections
+from tests.celery_settings import celery_configured
 from tests.factories import first_rows
 from tests.process_state import new_process_state
 
@@ -24,10 +24,8 @@ def eager(transactional_db: None) -> Iterator[None]:
     declared = dict(registry._declarations)
     new_process_state()
     first_rows()
-    before = current_app.conf.task_always_eager
-    current_app.conf.task_always_eager = True
-    yield
-    current_app.conf.task_always_eager = before
+    with celery_configured(task_always_eager=True):
+        yield
     registry._declarations.clear()
     registry._declarations.update(declared)
     connections.close_all()

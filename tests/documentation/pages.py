@@ -39,7 +39,9 @@ class Block:
     def run(self, names: dict[str, Any]) -> None:
         """Run it in this namespace. A traceback shows the page and its line."""
         padded = "\n" * self.line + self.text
-        exec(compile(padded, str(self.page), "exec"), names)  # noqa: S102 - the pages are ours
+        # As a reader runs it, without the future statements of this module.
+        code = compile(padded, str(self.page), "exec", dont_inherit=True)
+        exec(code, names)  # noqa: S102 - the pages are ours
 
 
 def pages() -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -10,6 +11,7 @@ import pytest
 
 from docs import bench, figures
 from docs.charts import Bar, bar_chart
+from tests.documentation.pages import DOCS
 
 
 def test_the_readme_shows_the_recorded_figures() -> None:
@@ -95,3 +97,20 @@ def test_without_a_recorded_run_the_page_says_how_to_record_one(tmp_path: Path) 
     assert run is None
     assert "make bench" in bench.block(run)
     assert bench.summary(run) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "quoted"),
+    [
+        ("explanation/faq.md", "1,599 102,836 924 18,200 4,979"),
+        ("explanation/when_not_to_use.md", "1.59 3.83 3.3 8.3 107"),
+        ("how-to/troubleshoot.md", "33"),
+    ],
+)
+def test_figures_that_other_pages_quote_are_those_of_the_benchmarks(page: str, quoted: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    recorded = (DOCS / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
+    for figure in quoted.split():
+        whole = re.compile(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)")
+        assert whole.search(text), f"{page} does not quote {figure} any more"
+        assert whole.search(recorded), f"{page} quotes {figure}, which benchmarks.md does not have"

@@ -110,15 +110,17 @@ def _install_block() -> Block:
 
 def _apps_of_page(block: Block) -> list[str]:
     """Return the blocks above this one in which its page adds applications of this package; none if
-    this one adds them itself.
+    this one adds them itself. If this one adds a key to DURABLE_TASKS, the blocks that assign it too.
     """
     if "INSTALLED_APPS" in set_names(block):
         return []
     above = [found for found in blocks(block.page) if found.line < block.line]
+    adds_key = block.text.startswith("DURABLE_TASKS[")
     return [
         found.text
         for found in above
-        if set_names(found) == {"INSTALLED_APPS"} and '"django_durable_tasks.' in found.text
+        if (set_names(found) == {"INSTALLED_APPS"} and '"django_durable_tasks.' in found.text)
+        or (adds_key and set_names(found) == {"DURABLE_TASKS"})
     ]
 
 
@@ -206,10 +208,18 @@ def _keys_of(block: Block) -> set[str]:
     }
 
 
+def test_the_settings_for_customers_can_be_pasted_one_after_the_other() -> None:
+    page = DOCS / "how-to" / "open_the_scheduler_to_customers.md"
+    first, *further = [block for block in blocks(page) if "DURABLE_TASKS" in set_names(block)]
+    assert {"QUOTAS", "HTTP_SIGNING_KEYS", "QUEUE_ALLOW"} <= _keys_of(first)
+    # An assignment would replace the quotas and the allow lists.
+    assert [block.line for block in further if not block.text.startswith("DURABLE_TASKS[")] == []
+
+
 def _known_names() -> set[str]:
     celery = {f"CELERY_{name.upper()}" for name in DEFAULTS}
     django = {name for name in dir(global_settings) if name.isupper()}
-    return celery | django | {"DURABLE_TASKS"}
+    return celery | django | {"DURABLE_TASKS", "TASKS"}  # Django 5.2 has no TASKS
 
 
 @pytest.mark.parametrize(

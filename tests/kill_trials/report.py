@@ -16,7 +16,8 @@ HEAD = """\
 The only worker is killed with SIGKILL and replaced 20 times while it processes 2,000 tasks of 20 ms with concurrency 2
 and default settings. In addition, two workers per trial are frozen during a task, replaced, and continued when all tasks
 have ended, because a killed process cannot try to write an outdated ending. `make kill-test` runs five trials per pair
-with a message for each task, and five with `batch=50` ("batches" in the title). It adds their figures to
+with a message for each task, half of which are async functions since 2026-11-29, and five with `batch=50` ("batches" in the
+title). It adds their figures to
 `kill_trials.json`, and `python -m tests.kill_trials.report` writes this page from that file.
 
 * **lost**: tasks that have not ended. **left RUNNING**: tasks that are RUNNING although no process runs them.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.kill_trials import steps
 from tests.kill_trials.figures import BATCHES, MESSAGES, Plan
 from tests.kill_trials.ledger import enter
 from tests.kill_trials.trial import run
@@ -33,3 +34,15 @@ def test_two_thousand_tasks_survive_twenty_kills_of_their_only_worker(
         0,
     ), figures
     assert (figures.in_batches > 1_000) == (lane == BATCHES), figures
+
+
+@pytest.mark.timeout(3600)
+def test_loops_survive_kills_and_deploys_of_their_only_worker(
+    rows: None, settings: Any, tmp_path: Path
+) -> None:
+    settings.DURABLE_TASKS = {}
+    with cluster_in(tmp_path, {}) as cluster:
+        figures = steps.run(cluster, tasks=20, items=250, kills=10, stops=10)
+    assert (figures.succeeded, figures.accepted_twice) == (20, 0), figures
+    assert (figures.items, figures.items_repeated) == (20 * 250, 0), figures
+    assert (figures.steps, figures.steps_repeated) == (40, 0), figures

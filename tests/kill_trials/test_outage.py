@@ -11,12 +11,11 @@ import pytest
 
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.store.clock import database_now
-from tests.backends import address
+from tests.backends import address, variable_of
 from tests.processes.cluster import Program, cluster_in
 from tests.processes.proxy import proxy_to
 from tests.processes.rows import ended, logs, release, statuses
 from tests.project import bodies
-from tests.servers import variable_of
 from tests.waiting import until
 
 RUNS, AT_ONCE, OUTAGE = 100, 10, 90.0

@@ -15,10 +15,11 @@ from django_durable_tasks.models import Node, Task
 from tests.kill_trials.figures import BATCHES, MESSAGES, Figures, Plan
 from tests.processes.cluster import Cluster, Program
 from tests.processes.rows import ENDED, accepted_twice, logs, statuses
-from tests.project import batched, bodies
+from tests.project import batched, bodies, coroutines
 from tests.waiting import until
 
-_BODIES = {MESSAGES: bodies.work, BATCHES: batched.work}
+_BODIES = {MESSAGES: (bodies.work, coroutines.work), BATCHES: (batched.work,)}
+"""The functions of each lane, which have equal parts of its tasks."""
 
 
 def run(cluster: Cluster, plan: Plan) -> Figures:
@@ -28,8 +29,10 @@ def run(cluster: Cluster, plan: Plan) -> Figures:
     began = time.monotonic()
     at_work = cluster.folder / "at-work"
     at_work.mkdir()
-    body = _BODIES[plan.lane]
-    body.schedule_many([(number, plan.body, str(at_work)) for number in range(plan.tasks)])
+    functions = _BODIES[plan.lane]
+    for first, function in enumerate(functions):
+        numbers = range(first, plan.tasks, len(functions))
+        function.schedule_many([(number, plan.body, str(at_work)) for number in numbers])
     frozen: list[Program] = []
     blows = plan.kills + plan.freezes
     every = blows // (plan.freezes + 1) if plan.freezes else blows + 1

@@ -45,6 +45,19 @@ def _without_the_guard_of_endings() -> None:
     _with_the_row_s_own("epoch", "run_id")
 
 
+def _without_the_guard_of_positions() -> None:
+    from django_durable_tasks.models import Task
+    from django_durable_tasks.tasks import attempts
+
+    write = attempts.write_position
+
+    def unguarded(run: Any, position: str, progress: str | None) -> bool:
+        row = Task.objects.filter(pk=run.task_id).values("epoch", "run_id").first() or {}
+        return write(run._replace(**row), position, progress)
+
+    attempts.write_position = unguarded
+
+
 def _without_run_id() -> None:
     _with_the_row_s_own("run_id")
 
@@ -178,6 +191,7 @@ def _with_a_tick_that_writes_what_it_read() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     "ending": _without_the_guard_of_endings,
     "run_id": _without_run_id,
+    "position": _without_the_guard_of_positions,
     "republish": _without_republishing,
     "heartbeat": _without_leaving_the_heartbeat,
     "recording": _without_recording_by_the_task_class,

@@ -19,6 +19,9 @@ CRASHES = "crash_points/test_crash_points.py::test_no_fault_at_any_point_violate
 WATCH: dict[str, tuple[str, ...]] = {
     "ending": ("processes/test_fences.py",),
     "run_id": ("processes/test_fences.py",),
+    "position": (
+        "processes/test_fences.py::test_a_position_is_accepted_only_from_the_run_that_owns_the_task",
+    ),
     "republish": (
         "broker/test_lost_messages.py::test_a_message_lost_by_the_broker_is_republished",
     ),

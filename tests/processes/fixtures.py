@@ -38,7 +38,9 @@ def shared_database(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
         close_all()
         if os.environ["TEST_BROKER"] == "database":  # that is about to be deleted
             pools.reset()
-            current_app._get_current_object()._pool = None  # closed; the next use makes another
+            # Closed; the next use makes others.
+            app = current_app._get_current_object()
+            app._pool = app.amqp._producer_pool = None
         connections.close_all()
 
 

@@ -1,18 +1,19 @@
 """A project as a new user has it after ``startproject``: no Celery application, one app with tasks.
-Its database is one of the run's server, or SQLite.
+Its database is one of the run's server, or SQLite. Test files import the fixtures that they use.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+import pytest
 from django.db import connection
 from pytest_django.plugin import DjangoDbBlocker
 
@@ -21,6 +22,7 @@ from tests.runs import ROOT
 from tests.waiting import until
 
 NAME = f"{os.environ['TEST_RUN']}_new"
+MIGRATED = f"{os.environ['TEST_RUN']}_migrated"
 _MANAGE = """
 import os
 import sys
@@ -94,13 +96,12 @@ def mail() -> None:
 class Newcomer:
     """The project in a folder; ``dev`` starts ``durable dev``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = NAME) -> None:
         self.folder, self.programs = folder, list[Program]()
+        self.database = f"test_durable_{name}"
         self.write("manage.py", _MANAGE)
         self.write("shop/__init__.py", "")
-        self.write(
-            "shop/settings.py", _SETTINGS.format(database=f"test_durable_{NAME}", queue=NAME)
-        )
+        self.write("shop/settings.py", _SETTINGS.format(database=self.database, queue=name))
         self.write("shop/urls.py", _URLS)
         self.write("accounts/__init__.py", "")
         self.write("accounts/tasks.py", TASKS)
@@ -137,6 +138,11 @@ class Newcomer:
             check=False,
         )
         return done.returncode, done.stdout + done.stderr
+
+    def migrate(self) -> None:
+        """Apply the migrations."""
+        code, output = self.manage("migrate", "--verbosity", "0")
+        assert code == 0, output
 
     def shell(self, code: str) -> str:
         """Run Python code in the project's shell; return its output."""
@@ -215,12 +221,55 @@ def _number_alive(group: int) -> int:
     return sum(not state.startswith("Z") for state in states)
 
 
+@pytest.fixture(scope="module")
+def migrated(
+    tmp_path_factory: pytest.TempPathFactory, django_db_blocker: DjangoDbBlocker
+) -> Iterator[Newcomer | None]:
+    """Provide the project of which the tests of a file get copies, because migrations take longer
+    than most of these tests. MariaDB cannot copy a database, so there it is None.
+    """
+    if connection.vendor == "mysql":
+        yield None
+        return
+    with newcomer_in(tmp_path_factory.mktemp("migrated"), django_db_blocker, MIGRATED) as project:
+        project.migrate()
+        yield project
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, migrated: Newcomer | None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[Newcomer]:
+    """Provide a migrated project."""
+    with newcomer_in(tmp_path, django_db_blocker, copy_of=migrated) as project:
+        if migrated is None:
+            project.migrate()
+        yield project
+
+
 @contextmanager
-def newcomer_in(folder: Path, blocker: DjangoDbBlocker) -> Iterator[Newcomer]:
-    """Provide the project with an empty database, and end its processes in any case."""
-    _on_the_server("DROP DATABASE IF EXISTS", blocker)
-    _on_the_server("CREATE DATABASE", blocker)
-    project = Newcomer(folder)
+def newcomer_in(
+    folder: Path, blocker: DjangoDbBlocker, name: str = NAME, copy_of: Newcomer | None = None
+) -> Iterator[Newcomer]:
+    """Provide the project with an empty database, or with a copy of a migrated one, and end its
+    processes in any case.
+    """
+    project = Newcomer(folder, name)
+    _drop(project, blocker)
+    if connection.vendor == "postgresql":
+        if copy_of is not None:  # a pooler keeps sessions in it, with which it cannot be copied
+            _on_the_server(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                f" WHERE datname = '{copy_of.database}'",
+                blocker,
+            )
+        template = f" TEMPLATE {copy_of.database}" if copy_of else ""
+        _on_the_server(f"CREATE DATABASE {project.database}{template}", blocker)
+    elif connection.vendor == "sqlite":
+        for file in copy_of.folder.glob("*.sqlite3*") if copy_of else ():
+            shutil.copyfile(file, folder / file.name.replace(MIGRATED, name))
+    else:
+        _on_the_server(f"CREATE DATABASE {project.database}", blocker)
     try:
         yield project
     finally:
@@ -228,13 +277,16 @@ def newcomer_in(folder: Path, blocker: DjangoDbBlocker) -> Iterator[Newcomer]:
             sys.stdout.write(f"--- {program.name}:\n{program.output()[-5000:]}\n")
             program.kill()
             until(lambda program=program: group_is_gone(program), within=STOPPING)  # type: ignore[misc]
-        _on_the_server("DROP DATABASE IF EXISTS", blocker)
+        _drop(project, blocker)
+
+
+def _drop(project: Newcomer, blocker: DjangoDbBlocker) -> None:
+    if connection.vendor != "sqlite":
+        # A pooler keeps the sessions of the ended processes.
+        force = " WITH (FORCE)" if connection.vendor == "postgresql" else ""
+        _on_the_server(f"DROP DATABASE IF EXISTS {project.database}{force}", blocker)
 
 
 def _on_the_server(statement: str, blocker: DjangoDbBlocker) -> None:
-    if connection.vendor != "sqlite":
-        database: Any = connection.ops.quote_name(f"test_durable_{NAME}")
-        if connection.vendor == "postgresql" and statement.startswith("DROP"):
-            database += " WITH (FORCE)"  # a pooler keeps the sessions of the ended processes
-        with blocker.unblock(), connection._nodb_cursor() as cursor:
-            cursor.execute(f"{statement} {database}")
+    with blocker.unblock(), connection._nodb_cursor() as cursor:
+        cursor.execute(statement)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +16,20 @@ import pytest
 from pytest_django.plugin import DjangoDbBlocker
 
 from example_project.supervision.processes import free_port
-from tests.processes.cluster import STARTING, STOPPING
+from tests.processes.cluster import STARTING, STOPPING, Program
 from tests.processes.newcomer import (
     TASKS,
     Newcomer,
     group_is_gone,
+    migrated,
     newcomer_in,
     printed,
     processes_of_group,
+    project,
 )
 from tests.waiting import until
+
+__all__ = ["migrated", "project"]
 
 
 @pytest.fixture
@@ -32,14 +39,6 @@ def bare(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[Newcome
         yield project
 
 
-@pytest.fixture
-def project(bare: Newcomer) -> Newcomer:
-    """Provide a migrated project."""
-    code, output = bare.manage("migrate", "--verbosity", "0")
-    assert code == 0, output
-    return bare
-
-
 def _log(project: Newcomer, task: str) -> str:
     return project.shell(
         "from django_durable_tasks.models import Task;"
@@ -47,6 +46,18 @@ def _log(project: Newcomer, task: str) -> str:
         "print('log', task.status, task.crashes,"
         " [e.status for e in task.executions.order_by('pk')], task.result)"
     )
+
+
+def _processes_of_the_site(program: Program) -> list[int]:
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,pgid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    fields = [line.split(maxsplit=2) for line in listed.splitlines()]
+    return [
+        int(pid)
+        for pid, group, arguments in fields
+        if int(group) == program.process.pid and " runserver " in arguments
+    ]
 
 
 @pytest.mark.smoke
@@ -120,13 +131,45 @@ def test_after_a_syntax_error_the_corrected_code_runs(project: Newcomer) -> None
     printed(dev, f"add {task} succeeded")
 
 
+def test_after_a_syntax_error_the_development_server_serves_the_corrected_code(
+    project: Newcomer,
+) -> None:
+    port = free_port()
+    dev = project.ready(project.dev("--web", str(port)))
+    printed(dev, "Starting development server")
+
+    def written_until(text: str, words: str, times: int) -> None:
+        written_at = 0.0
+
+        def is_printed() -> bool:
+            nonlocal written_at
+            # Django ignores a change in the second before it begins to watch a file.
+            if time.monotonic() > written_at + 10:
+                written_at = time.monotonic()
+                project.write("accounts/tasks.py", text)
+            return dev.output().count(words) >= times
+
+        until(is_printed, within=STARTING)
+
+    written_until(TASKS + "x = (\n", "SystemCheckError", 1)
+    written_until(TASKS, "Starting development server", 2)
+
+
+def test_a_development_server_that_ended_is_reported(project: Newcomer) -> None:
+    dev = project.ready(project.dev("--web", str(free_port())))
+    printed(dev, "Starting development server")
+    for process in _processes_of_the_site(dev):
+        os.kill(process, signal.SIGKILL)
+    printed(dev, "web +ended with exit code")
+
+
 def test_a_failed_task_is_shown_with_its_page_in_the_admin(project: Newcomer) -> None:
     port = free_port()
     dev = project.ready(project.dev("--web", str(port)))
     task = project.schedule("fail.schedule('nowhere')")
     printed(dev, f"fail {task} failed after .*: ValueError: no address: nowhere")
     assert "accounts/tasks.py" in dev.output()
-    assert "celery/gate.py" not in dev.output()  # the frames that call the function
+    assert "django_durable_tasks/celery/" not in dev.output()  # the frames that call the function
     link = printed(dev, rf"http://127.0.0.1:{port}/\S+")[0]
     assert task in printed(dev, rf"http://127.0.0.1:{port}/admin/\S+")[0]
     until(lambda: "Starting development server" in dev.output(), within=STOPPING)
@@ -211,6 +254,14 @@ def test_what_prevents_the_start_is_one_sentence(
 ) -> None:
     project.settings(settings)
     assert sentence in _refused(project)
+
+
+def test_a_port_in_use_is_named_with_the_remedy(project: Newcomer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        output = _refused(project, "--web", str(port))
+    assert f"cannot listen at 127.0.0.1:{port}" in output
+    assert "choose another port, for example --web" in output
 
 
 def test_a_celery_module_that_is_not_imported_is_named(project: Newcomer) -> None:

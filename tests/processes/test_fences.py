@@ -65,3 +65,15 @@ def test_an_ending_whose_reply_was_lost_is_read_back_and_not_written_twice() -> 
     assert attempts.succeed(run, "3", "here")
     assert attempts.succeed(run, "3", "here")
     assert logged(task) == ["SUCCESS"]
+
+
+def test_a_position_is_accepted_only_from_the_run_that_owns_the_task() -> None:
+    task = bodies.add.schedule(1, 2)
+    first, second = _lost_and_started_again(task)
+    assert attempts.write_position(second, '{"b": {"result": 2}}', None)
+    others = [first, second._replace(epoch=first.epoch), second._replace(run_id=first.run_id)]
+    assert not any(attempts.write_position(run, '{"a": {"result": 1}}', "{}") for run in others)
+    assert attempts.read_position(second) == (True, {"b": {"result": 2}})
+    assert attempts.succeed(second, "3", "here")
+    assert not attempts.write_position(second, "{}", None)
+    assert row(task).position == {"b": {"result": 2}}

@@ -16,13 +16,12 @@ from django.utils import timezone
 from django_durable_tasks.models import Task
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import LEADER, dedicated_connection
-from tests.backends import address
+from tests.backends import address, variable_of
 from tests.factories import a_task
 from tests.processes.cluster import SHORT, Cluster, cluster_in
 from tests.processes.proxy import proxy_to
 from tests.processes.rows import ended, in_status, logged, logs, release, row, statuses
 from tests.project import bodies
-from tests.servers import variable_of
 from tests.waiting import until
 
 RUNS = 20

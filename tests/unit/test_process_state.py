@@ -48,6 +48,13 @@ def test_renew_stops_the_old_objects_and_creates_new_ones() -> None:
     assert process_state.of(_Counter).number == 0
 
 
+def test_an_object_that_is_created_while_the_state_ends_is_stopped() -> None:
+    """A thread that it starts would go on beside those of the new state."""
+    state = process_state.ProcessState()
+    state.stop(0.0)
+    assert state.of(_Counter).stopped_within is not None
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_child_starts_with_a_new_state() -> None:
     process_state.of(_Counter).number = 7

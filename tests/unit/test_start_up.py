@@ -1,5 +1,5 @@
 """What a process loads when Django starts, before it needs anything: every command, test run and
-probe pays for it.
+probe pays for it. And what it loads without the optional packages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,44 @@ from django.test import override_settings
 
 from tests.runs import ROOT
 
+_WITHOUT = """
+import importlib, os, pkgutil, sys
+
+missing, left_out, needing = (words.split(",") for words in sys.argv[1:])
+for name in missing:
+    sys.modules[name] = None
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+import django
+
+django.setup()
+import django_durable_tasks
+
+package = "django_durable_tasks."
+left_out = tuple(package + name for name in ("migrations", *left_out))
+for found in pkgutil.walk_packages(django_durable_tasks.__path__, package):
+    if not found.name.startswith(left_out):
+        importlib.import_module(found.name)
+for name in needing:
+    try:
+        importlib.import_module(package + name)
+    except ImportError:
+        print(name)
+"""
 LOADED_WHEN_NEEDED = ("redis", "kombu.transport.redis", "rest_framework", "holidays", "ephem")
+
+
+def _output(*arguments: str) -> str:
+    """Run Python with these arguments; return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_django_starts_without_clients_that_the_project_does_not_use() -> None:
@@ -33,16 +70,7 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 django.setup()
 print(*sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
+    loaded = set(_output(code).split())
     assert "django_durable_tasks.decorators" in loaded
     assert loaded & set(LOADED_WHEN_NEEDED) == set()
 
@@ -54,3 +82,21 @@ def test_notifications_say_that_they_need_callbacks() -> None:
         override_settings(INSTALLED_APPS=without),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("missing", "left_out", "needing"),
+    [
+        (
+            "prometheus_client,opentelemetry",
+            "contrib.metrics.exposition,contrib.metrics.tracing",
+            "contrib.metrics.exposition,contrib.metrics.tracing",
+        ),
+        ("rest_framework,drf_spectacular", "contrib.api", "contrib.api.urls"),
+    ],
+    ids=["metrics and tracing", "API"],
+)
+def test_everything_but_what_needs_an_optional_package_is_imported_without_it(
+    missing: str, left_out: str, needing: str
+) -> None:
+    assert _output(_WITHOUT, missing, left_out, needing).split() == needing.split(",")

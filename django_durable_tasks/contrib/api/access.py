@@ -99,10 +99,10 @@ def composed(mode: KeyMode, identifier: str, secret: str) -> str:
 
 def presented(text: str) -> PresentedKey | None:
     """Read a key; None if it is not well formed or its checksum is wrong."""
-    found = _KEY_FORM.fullmatch(text)
-    if found is None or _checksum(found["body"]) != found["checksum"]:
+    match = _KEY_FORM.fullmatch(text)
+    if match is None or _checksum(match["body"]) != match["checksum"]:
         return None
-    return PresentedKey(found["id"], digest_of(text))
+    return PresentedKey(match["id"], digest_of(text))
 
 
 def digest_of(key: str) -> str:
@@ -146,8 +146,8 @@ class IssuedKey:
 
 def api_keys() -> ApiKeyQuerySet:
     """Return a queryset of all keys, without the guard against writes."""
-    found: ApiKeyQuerySet = ApiKey.objects.using(tables.database())
-    return found.unguarded()
+    queryset: ApiKeyQuerySet = ApiKey.objects.using(tables.database())
+    return queryset.unguarded()
 
 
 _KEYS_BY_OPERATORS = "a key must not create keys with more scopes"
@@ -263,11 +263,11 @@ def revoke_key(
     now, actor = estimated_now(), current_actor()
     end = max(at, now) if at is not None else now
     with recorded("api_keys.revoke") as entry:
-        these = tables.locked_for_change(keys.using(tables.database()).unguarded().live(now))
-        rows = list(these.order_by("pk").values_list("pk", "tenant_id"))
+        live_keys = tables.locked_for_change(keys.using(tables.database()).unguarded().live(now))
+        rows = list(live_keys.order_by("pk").values_list("pk", "tenant_id"))
         entry.several("API key", rows, {}, {"revoked_at": end})
-        found = api_keys().filter(pk__in=[pk for pk, _tenant in rows])
-        return found.update(revoked_at=end, revoked_by=actor.by[:200], reason=actor.reason[:500])
+        revoked = api_keys().filter(pk__in=[pk for pk, _tenant in rows])
+        return revoked.update(revoked_at=end, revoked_by=actor.by[:200], reason=actor.reason[:500])
 
 
 class VerifiedKey(NamedTuple):
@@ -287,35 +287,33 @@ def verified_key(text: str, now: datetime, rate: RequestRate | None = None) -> V
     the statement that reads the key. A request that it did not count is to be counted by
     ``quotas.admit_requests``.
     """
-    given = presented(text)
-    found = None if given is None else _with_tenant(given, now, rate)
-    if given is None or found is None:
+    key = presented(text)
+    verified = None if key is None else _with_tenant(key, now, rate)
+    if key is None or verified is None:
         return None
-    return found if given.has_digest(found.row.digest) and found.row.is_live(now) else None
+    return verified if key.has_digest(verified.row.digest) and verified.row.is_live(now) else None
 
 
 @verb
-def _with_tenant(
-    given: PresentedKey, now: datetime, rate: RequestRate | None
-) -> VerifiedKey | None:
+def _with_tenant(key: PresentedKey, now: datetime, rate: RequestRate | None) -> VerifiedKey | None:
     """Return the key with its tenant and the tenant's quota, in one statement."""
-    keys = api_keys().select_related("tenant__quota").filter(identifier=given.identifier)
+    keys = api_keys().select_related("tenant__quota").filter(identifier=key.identifier)
     row = keys.first()
     return None if row is None else VerifiedKey(row)
 
 
 @_with_tenant.on(POSTGRESQL)
 def _with_tenant_and_counted(
-    given: PresentedKey, now: datetime, rate: RequestRate | None
+    key: PresentedKey, now: datetime, rate: RequestRate | None
 ) -> VerifiedKey | None:
     """Each request reads the key, and building the statement by the ORM takes longer than executing
     it.
     """
     if rate is None:
-        rows = tables.read(sql("api_key"), {"identifier": given.identifier})
+        rows = tables.read(sql("api_key"), {"identifier": key.identifier})
         return VerifiedKey(_key_from(rows[0]), _received(rows[0][-1])) if rows else None
-    counted = {**quotas.rate_parameters(rate, now), "digest": given.digest}
-    rows = tables.read(sql("counted_api_key"), {"identifier": given.identifier, **counted})
+    counted = {**quotas.rate_parameters(rate, now), "digest": key.digest}
+    rows = tables.read(sql("counted_api_key"), {"identifier": key.identifier, **counted})
     if not rows:
         return None
     *columns, read_at, full_at = rows[0]
@@ -329,13 +327,13 @@ def _received(read_at: datetime) -> ReceivedTime:
 
 def _key_from(values: Sequence[Any]) -> ApiKey:
     """Return the key from the columns of the statements, in their order."""
-    alias, own, tenant = tables.database(), len(_KEY), len(_KEY) + len(_TENANT)
-    columns = list(values[:own])
+    alias, key_end, tenant_end = tables.database(), len(_KEY), len(_KEY) + len(_TENANT)
+    columns = list(values[:key_end])
     scopes = _KEY.index("scopes")
     columns[scopes] = json.loads(columns[scopes])
     row = ApiKey.from_db(alias, _KEY, columns)
-    row.tenant = Tenant.from_db(alias, _TENANT, values[own:tenant])
-    quota = values[tenant : tenant + len(_QUOTA)]
+    row.tenant = Tenant.from_db(alias, _TENANT, values[key_end:tenant_end])
+    quota = values[tenant_end : tenant_end + len(_QUOTA)]
     row.tenant._state.fields_cache["quota"] = (
         None if quota[0] is None else TenantQuota.from_db(alias, _QUOTA, quota)
     )
@@ -367,8 +365,8 @@ def tenants_of(user: Any) -> frozenset[int] | None:
     if user.is_superuser:
         return None
     rows = tables.unguarded(StaffTenant).filter(user_key=str(user.pk))
-    found = set(rows.values_list("tenant_id", flat=True))
-    return frozenset(found - {None}) if found else None
+    tenant_ids = set(rows.values_list("tenant_id", flat=True))
+    return frozenset(tenant_ids - {None}) if tenant_ids else None
 
 
 class UnlimitedUser(NamedTuple):
@@ -385,7 +383,7 @@ def unlimited_users(number: int) -> list[UnlimitedUser]:
     rows = users._default_manager.order_by(users.USERNAME_FIELD)
     for name in {"is_staff", "is_active"} & columns:
         rows = rows.filter(**{name: True})
-    limited, found = (
+    limited, unlimited = (
         set(tables.unguarded(StaffTenant).values_list("user_key", flat=True)),
         list[UnlimitedUser](),
     )
@@ -394,10 +392,10 @@ def unlimited_users(number: int) -> list[UnlimitedUser]:
         if user.is_superuser:
             reason = "superuser, assignments have no effect" if assigned else "superuser"
         if user.is_staff and user.is_active and (user.is_superuser or not assigned):
-            found.append(UnlimitedUser(user.get_username(), reason))
-        if len(found) == number:
+            unlimited.append(UnlimitedUser(user.get_username(), reason))
+        if len(unlimited) == number:
             break
-    return found
+    return unlimited
 
 
 _BY_OPERATORS = "an operator decides which tenants a user sees"

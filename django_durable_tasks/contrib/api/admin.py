@@ -74,12 +74,14 @@ class TenantForm(_QuotaFields, tenants.TenantForm):
 
     def clean(self) -> dict[str, Any]:
         """Check the quotas."""
-        found: dict[str, Any] = super().clean() or {}
+        cleaned_data: dict[str, Any] = super().clean() or {}
         try:
-            quotas_of({name: found.get(name) or None for name in QUOTAS if name in self.fields})
+            quotas_of(
+                {name: cleaned_data.get(name) or None for name in QUOTAS if name in self.fields}
+            )
         except InvalidOption as refused:
             raise ValidationError(str(refused)) from None
-        return found
+        return cleaned_data
 
 
 def _staff_of(tenant: Tenant) -> list[str]:
@@ -134,14 +136,14 @@ class TenantAdmin(tenants.TenantAdmin):
 
     def _assign(self, request: HttpRequest, form: Any) -> None:
         before, after = set(_staff_of(form.instance)), set(form.cleaned_data["staff"].split())
-        given = {"by": who(request), "reason": form.cleaned_data.get("reason") or ""}
+        options = {"by": who(request), "reason": form.cleaned_data.get("reason") or ""}
         try:
             for name in sorted(after - before):
-                access.assign_staff.perform(form.instance, username=name, **given)
+                access.assign_staff.perform(form.instance, username=name, **options)
             for name in sorted(before - after):
                 every = bool(form.cleaned_data.get("all_tenants"))
                 access.unassign_staff.perform(
-                    form.instance, username=name, all_tenants=every, **given
+                    form.instance, username=name, all_tenants=every, **options
                 )
         except InvalidOption as refused:
             self.message_user(request, str(refused), messages.ERROR)

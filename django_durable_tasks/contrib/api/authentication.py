@@ -140,15 +140,15 @@ class ApiKeyAuthentication(BaseAuthentication):
             raise AuthenticationFailed("Send the API key as `Authorization: Bearer <key>`.")
         now = estimated_now()
         rate: quotas.RequestRate | None = quotas.request_rate_of(conf.quotas().get(quotas.REQUESTS))
-        found = access.verified_key(text.strip(), now, rate)
-        if found is None:
+        verified = access.verified_key(text.strip(), now, rate)
+        if verified is None:
             # One answer for every cause, so that it does not reveal which ids exist.
             raise AuthenticationFailed("The API key is unknown, expired or revoked.")
-        row = found.row
+        row = verified.row
         access.record_key_use(row, now)
         scopes = frozenset(scope for scope in ApiScope if scope in row.scopes)
-        name, counted = f"{KEY_ACTOR}{row.prefix}", found.decision
-        return Caller(row.tenant, name, scopes, clock=found.clock, decision=counted), row
+        name, counted = f"{KEY_ACTOR}{row.prefix}", verified.decision
+        return Caller(row.tenant, name, scopes, clock=verified.clock, decision=counted), row
 
     def authenticate_header(self, request: Request) -> str:
         """Return the challenge of an answer with status 401."""

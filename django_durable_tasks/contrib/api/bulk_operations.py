@@ -78,13 +78,13 @@ class TaskFilter:
 
 def task_filter(stored: Mapping[str, Any]) -> TaskFilter:
     """Return the filter of ``TaskFilter.stored``."""
-    found = dict(stored)
+    values = dict(stored)
     for name in ("since", "before"):
-        if name in found:
-            found[name] = datetime.fromisoformat(found[name])
-    if "status" in found:
-        found["status"] = Status(found["status"])
-    return TaskFilter(**found)
+        if name in values:
+            values[name] = datetime.fromisoformat(values[name])
+    if "status" in values:
+        values["status"] = Status(values["status"])
+    return TaskFilter(**values)
 
 
 def _id_at(at: datetime) -> uuid.UUID:
@@ -175,7 +175,7 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         ).get()
         if row.completed_at is not None:
             return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
-        which, wanted = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
+        which, statuses = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
         # No index of its own finds the rows of the default tenant, so the tasks of all tenants are
         # read. A cancellation reads open tasks only, however many have ended: a task may run until
         # it is read.
@@ -196,7 +196,7 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
             task.pk
             for task in read
             if task.tenant_id == row.tenant_id
-            and task.status in wanted
+            and task.status in statuses
             and task.name != BULK_OPERATION_TASK
             and which.matches(task.status, task.queue, task.name)
         ]

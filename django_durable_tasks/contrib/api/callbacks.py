@@ -91,13 +91,13 @@ class SigningSecretViewSet(ApiViewSet):
         this URL. The key needs the scope `secrets` too.
         """
         self.require_scope(ApiScope.SECRETS)
-        given, caller = self.query(), self.caller
+        parameters, caller = self.query(), self.caller
 
         def act() -> StoredAnswer:
-            found = secrets_of_callbacks(
-                caller.tenant.pk, given["url"], given.get("endpoint"), by=caller.name
+            secrets = secrets_of_callbacks(
+                caller.tenant.pk, parameters["url"], parameters.get("endpoint"), by=caller.name
             )
-            return StoredAnswer(200, SigningSecretAnswer.shown(found))
+            return StoredAnswer(200, SigningSecretAnswer.shown(secrets))
 
         try:
             return self.write(act)

@@ -96,8 +96,8 @@ def quota(options: Options, out: Output) -> int:
         quota acme --reset
     """
     tenant = tenant_named(options["tenant"])
-    given = values(options, quotas.set_quotas).values()
-    if any(value is not None and value is not False for value in given):
+    limits = values(options, quotas.set_quotas).values()
+    if any(value is not None and value is not False for value in limits):
         out.note(perform(quotas.set_quotas, tenant, options).message)
         tenant = tenant_named(options["tenant"])
     rate = quotas.tenant_quotas(tenant).requests

@@ -36,8 +36,8 @@ _PAST_MAX = 86_400.0
 def _type_error(expected: str, value: Any) -> serializers.ValidationError:
     names = {type(None): "null", bool: "a boolean", str: "a string", dict: "an object"}
     names |= {list: "a list", int: "a number", float: "a number"}
-    given = names.get(type(value), type(value).__name__)
-    return serializers.ValidationError(f"is {given}; send {expected}", code="type")
+    kind = names.get(type(value), type(value).__name__)
+    return serializers.ValidationError(f"is {kind}; send {expected}", code="type")
 
 
 class Strict(_Field):
@@ -123,22 +123,22 @@ class Instant(Strict, serializers.DateTimeField):
         if not isinstance(value, str):
             raise _type_error(self.expected, value)
         try:
-            found = datetime.fromisoformat(value) if "T" in value[:11].upper() else None
+            instant = datetime.fromisoformat(value) if "T" in value[:11].upper() else None
         except ValueError:
-            found = None
-        if found is None:
+            instant = None
+        if instant is None:
             raise serializers.ValidationError(
                 "is no time; write it as 2026-03-07T00:00:00Z", code="format"
             )
-        if found.utcoffset() is None:
+        if instant.utcoffset() is None:
             raise serializers.ValidationError(
                 f"has no offset; write it as {value}Z, or with +01:00", code="no_offset"
             )
-        if not _FIRST_YEAR <= found.year <= _LAST_YEAR:
+        if not _FIRST_YEAR <= instant.year <= _LAST_YEAR:
             raise serializers.ValidationError(
                 f"is not within the years {_FIRST_YEAR} to {_LAST_YEAR}", code="range"
             )
-        return found.astimezone(UTC)
+        return instant.astimezone(UTC)
 
     def to_representation(self, value: Any) -> Any:
         """Return the time in UTC with microseconds."""

@@ -126,7 +126,7 @@ def _store_in_one_statement(
 
 @verb
 def _uncommitted(
-    found: QuerySet[IdempotentRequest], identity: RequestIdentity
+    queryset: QuerySet[IdempotentRequest], identity: RequestIdentity
 ) -> IdempotentRequest | None:
     """Return None, or raise RequestInProgress if another transaction has inserted the row."""
     return None
@@ -134,11 +134,11 @@ def _uncommitted(
 
 @_uncommitted.on(MYSQL)
 def _locked_without_waiting(
-    found: QuerySet[IdempotentRequest], identity: RequestIdentity
+    queryset: QuerySet[IdempotentRequest], identity: RequestIdentity
 ) -> IdempotentRequest | None:
     """Do not wait for the other transaction: the lock timeout is a minute by default."""
     with in_progress(identity):
-        return found.select_for_update(nowait=True).first()
+        return queryset.select_for_update(nowait=True).first()
 
 
 @verb

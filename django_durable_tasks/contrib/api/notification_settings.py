@@ -96,11 +96,11 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     )
     def create(self, request: Request) -> Response:
         """Create a setting. Events that match it are sent from now on."""
-        given = {"reason": "", **self.valid()}
+        data = {"reason": "", **self.valid()}
 
         def act() -> StoredAnswer:
             row = deliveries.create_setting.perform(
-                self.caller.tenant, by=self.caller.name, **given
+                self.caller.tenant, by=self.caller.name, **data
             ).value
             location = address_of("notification-setting-detail", notification_setting_id=row.pk)
             return self.changed(row, 201, Location=location)
@@ -115,8 +115,8 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     def partial_update(self, request: Request, notification_setting_id: int) -> Response:
         """Change the setting."""
         return self.edit_with(
-            lambda row, given: deliveries.change_setting.perform(
-                row, by=self.caller.name, revision=row.revision, **{"reason": "", **given}
+            lambda row, data: deliveries.change_setting.perform(
+                row, by=self.caller.name, revision=row.revision, **{"reason": "", **data}
             )
         )
 
@@ -141,8 +141,8 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
         self.require_scope(ApiScope.SECRETS)
 
         def act() -> StoredAnswer:
-            found = deliveries.secrets_of_setting(self.find(), by=self.caller.name)
-            return StoredAnswer(200, SigningSecretAnswer.shown(found))
+            secrets = deliveries.secrets_of_setting(self.find(), by=self.caller.name)
+            return StoredAnswer(200, SigningSecretAnswer.shown(secrets))
 
         return self.write(act)
 

@@ -86,10 +86,10 @@ class DryRunAnswer(Body):
 
 
 @functools.cache
-def _or_dry_run(answer: type[Body]) -> Any:
+def _or_dry_run(serializer_class: type[Body]) -> Any:
     return PolymorphicProxySerializer(
-        component_name=f"{answer.__name__}OrDryRun",
-        serializers=[answer, DryRunAnswer],
+        component_name=f"{serializer_class.__name__}OrDryRun",
+        serializers=[serializer_class, DryRunAnswer],
         resource_type_field_name=None,
     )
 
@@ -131,20 +131,22 @@ class BodyScheme(OpenApiSerializerExtension):
 
     def map_serializer(self, auto_schema: Any, direction: str) -> dict[str, Any]:
         """Return the schema of a body or an answer."""
-        found: dict[str, Any] = auto_schema._map_serializer(
+        schema: dict[str, Any] = auto_schema._map_serializer(
             self.target, direction, bypass_extensions=True
         )
         if direction != "request":
-            return found
-        found["additionalProperties"] = False
-        if not {"target_type", "target_config"} <= found["properties"].keys():
-            return found
+            return schema
+        schema["additionalProperties"] = False
+        if not {"target_type", "target_config"} <= schema["properties"].keys():
+            return schema
         name = type(self.target).__name__.removesuffix("Body")
-        variants = {str(kind): self._variant(auto_schema, name, kind, found) for kind in TargetType}
+        variants = {
+            str(kind): self._variant(auto_schema, name, kind, schema) for kind in TargetType
+        }
         return {
             "oneOf": [{"$ref": reference} for reference in variants.values()],
             "discriminator": {"propertyName": "target_type", "mapping": variants},
-            "description": found.get("description", ""),
+            "description": schema.get("description", ""),
         }
 
     def _variant(self, auto_schema: Any, name: str, kind: TargetType, whole: Any) -> str:
@@ -159,7 +161,7 @@ class BodyScheme(OpenApiSerializerExtension):
         properties = {**whole["properties"], "target_type": kind_schema}
         config = properties["target_config"]
         properties["target_config"] = config | config_schema(kind)
-        words = "".join(part.title() for part in kind.split("_"))
+        words = "".join(word.title() for word in kind.split("_"))
         schema = {**whole, "properties": properties, "required": sorted(required)}
         component = ResolvedComponent(
             f"{name}{words}", ResolvedComponent.SCHEMA, schema, object=f"{name}{words}"
@@ -179,13 +181,15 @@ def config_schema(kind: TargetType) -> dict[str, Any]:
     registered: Any = registry.find(BUILT_IN[kind])
     parameters = registered.signature.parameters
     hints = get_type_hints(registered.function)
-    required = [name for name, one in parameters.items() if one.default is one.empty]
+    required = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    ]
     return _config({name: schema_of(hints[name]) for name in parameters}, required)
 
 
 def _config(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    found = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**found, "required": required} if required else found
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
 
 
 _VERBS = {
@@ -217,7 +221,7 @@ class EndpointSchema(AutoSchema):
             name = view.plural if view.action == "list" else view.singular
             return f"{_VERBS[view.action]}{name}"
         path = getattr(getattr(view, view.action), "url_path", "")
-        words = "".join(part.title() for part in re.split("[-.]", path))
+        words = "".join(word.title() for word in re.split("[-.]", path))
         return f"{'list' if needs.is_list else 'get'}{view.singular}{words}"
 
     def get_summary(self) -> str:
@@ -227,8 +231,8 @@ class EndpointSchema(AutoSchema):
 
     def get_tags(self) -> list[str]:
         """Return the first part of the path."""
-        parts = [part for part in self.path.split("/") if part not in ("", "api", "v1")]
-        return parts[:1] or ["api"]
+        segments = [segment for segment in self.path.split("/") if segment not in ("", "api", "v1")]
+        return segments[:1] or ["api"]
 
     def get_request_serializer(self) -> Any:
         """Return the body of a write."""
@@ -244,22 +248,28 @@ class EndpointSchema(AutoSchema):
     def get_override_parameters(self) -> list[Any]:
         """Return the parameters of the query and the headers."""
         needs = self.view.endpoint
-        found = [self._filter(name, field) for name, field in (needs.filters or {}).items()]
+        parameters = [self._filter(name, field) for name, field in (needs.filters or {}).items()]
         if needs.is_list:
-            found.append(_query("cursor", {"type": "string"}, "Of another page."))
-            found.append(_query("limit", _LIMIT, "The size of a page."))
+            parameters.append(_query("cursor", {"type": "string"}, "Of another page."))
+            parameters.append(_query("limit", _LIMIT, "The size of a page."))
         if self._is_write:
-            found.append(_query("dry_run", {"type": "string", "enum": ["0", "1"]}, "1: only ask."))
-            found.append(_header("Idempotency-Key", _KEY, required=False))
+            parameters.append(
+                _query("dry_run", {"type": "string", "enum": ["0", "1"]}, "1: only ask.")
+            )
+            parameters.append(_header("Idempotency-Key", _KEY, required=False))
         if self.method == "PATCH":
-            found.append(_header("If-Match", {"type": "string", "minLength": 1}, required=True))
+            parameters.append(
+                _header("If-Match", {"type": "string", "minLength": 1}, required=True)
+            )
         if self.view.authentication_classes and conf.settings().API_SESSIONS:
             # So that the page to try the API has fields for them.
-            found.append(_header(TENANT_HEADER, {"type": "string"}, required=False, text=_TENANT))
+            parameters.append(
+                _header(TENANT_HEADER, {"type": "string"}, required=False, text=_TENANT)
+            )
             if self._is_write:
                 text = {"type": "string"}
-                found.append(_header("X-CSRFToken", text, required=False, text=_CSRF))
-        return found
+                parameters.append(_header("X-CSRFToken", text, required=False, text=_CSRF))
+        return parameters
 
     def _filter(self, name: str, field: Any) -> OpenApiParameter:
         words = getattr(field, "words", None)
@@ -279,19 +289,19 @@ class EndpointSchema(AutoSchema):
 
     def get_response_serializers(self) -> Any:
         """Return the answer and the problems of the method."""
-        needs, found = self.view.endpoint, dict[Any, Any]()
-        answer = needs.answer or self.view.answer
+        needs, responses = self.view.endpoint, dict[Any, Any]()
+        serializer_class = needs.answer or self.view.answer
         if needs.is_list and not needs.answer:
-            answer = list_of(answer)
-        answer = OpenApiTypes.OBJECT if answer is Answer else answer
+            serializer_class = list_of(serializer_class)
+        serializer_class = OpenApiTypes.OBJECT if serializer_class is Answer else serializer_class
         if needs.media_types:
-            found[200, needs.media_types[0]] = OpenApiTypes.STR
+            responses[200, needs.media_types[0]] = OpenApiTypes.STR
         elif not self._is_write:
-            found[200] = OpenApiResponse(answer, "Found.")
+            responses[200] = OpenApiResponse(serializer_class, "Found.")
         else:
-            found[200] = OpenApiResponse(_or_dry_run(answer), "Done.")
+            responses[200] = OpenApiResponse(_or_dry_run(serializer_class), "Done.")
         for status in needs.statuses or ((201,) if self.view.action == "create" else ()):
-            found[status] = OpenApiResponse(answer, _STATUSES[status])
+            responses[status] = OpenApiResponse(serializer_class, _STATUSES[status])
         kinds = [*_ALWAYS, *(_WITH_KEY if self.view.authentication_classes else ())]
         if self._is_write:
             kinds += _OF_WRITES
@@ -299,8 +309,8 @@ class EndpointSchema(AutoSchema):
             kinds.append(problems.INVALID)
         for kind in [*kinds, *(_OF_PATCH if self.method == "PATCH" else ())]:
             described = OpenApiResponse(ProblemAnswer, f"{kind.title}.")
-            found.setdefault((kind.status, problems.MEDIA_TYPE), described)
-        return found
+            responses.setdefault((kind.status, problems.MEDIA_TYPE), described)
+        return responses
 
 
 _STATUSES = {
@@ -342,6 +352,6 @@ def _document(root: str, _sessions: bool) -> dict[str, Any]:
     # The schemas of endpoints depend on API_SESSIONS, so it is a part of the key of the cache.
     with patched_settings(dict(_SETTINGS)):
         generator = SchemaGenerator(urlconf="django_durable_tasks.contrib.api.urls")
-        found: dict[str, Any] = generator.get_schema(request=None, public=True)
-    found["servers"] = [{"url": root}]
-    return add_webhooks(found)
+        schema: dict[str, Any] = generator.get_schema(request=None, public=True)
+    schema["servers"] = [{"url": root}]
+    return add_webhooks(schema)

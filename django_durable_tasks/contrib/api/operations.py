@@ -80,7 +80,7 @@ def _field(argument: Argument) -> Any:
 
 
 def perform(
-    operation: Operation, subject: Any, caller: Caller, given: Mapping[str, Any]
+    operation: Operation, subject: Any, caller: Caller, data: Mapping[str, Any]
 ) -> OperationResult:
     """Perform the operation with the validated fields of a body; raises DurableTasksError, or
     Problem if a staff user lacks its permission.
@@ -89,14 +89,14 @@ def perform(
     """
     caller.require_permission(operation.permission)
     values = {
-        argument.name: given.get(
+        argument.name: data.get(
             argument.name, False if argument.kind == ArgumentType.FLAG else argument.default
         )
         for argument in operation.fields
     }
     if operation.modes:
-        values["mode"] = given.get("mode", operation.modes[0].name)
-    return operation.perform(subject, by=caller.name, reason=given.get("reason", ""), **values)
+        values["mode"] = data.get("mode", operation.modes[0].name)
+    return operation.perform(subject, by=caller.name, reason=data.get("reason", ""), **values)
 
 
 def refused(row: Any, message: str = "") -> Problem:
@@ -131,13 +131,13 @@ class OperationsMixin(ApiViewSet):
     may_change_nothing: ClassVar[bool] = False
     operation_answer: ClassVar[Any] = None
 
-    def chosen(self, operation: Operation, row: Any, given: Mapping[str, Any]) -> Operation:
+    def chosen(self, operation: Operation, row: Any, data: Mapping[str, Any]) -> Operation:
         """Return the operation that is performed on this object."""
         return operation
 
-    def prepared(self, operation: Operation, row: Any, given: dict[str, Any]) -> Mapping[str, Any]:
+    def prepared(self, operation: Operation, row: Any, data: dict[str, Any]) -> Mapping[str, Any]:
         """Check and complete the fields of a body; raises Problem."""
-        return given
+        return data
 
     def subject(self, operation: Operation, row: Any) -> Any:
         """Return what the operation is applied to."""
@@ -149,13 +149,13 @@ class OperationsMixin(ApiViewSet):
 
     def operate(self, operation: Operation) -> Response:
         """Perform the operation and return the object."""
-        given = self.valid()
+        data = self.valid()
 
         def act() -> StoredAnswer:
             # Not locked here: the engine locks rows in an order that prevents deadlocks.
             row = self.find()
-            chosen = self.chosen(operation, row, given)
-            prepared = self.prepared(operation, row, given)
+            chosen = self.chosen(operation, row, data)
+            prepared = self.prepared(operation, row, data)
             done = perform(chosen, self.subject(chosen, row), self.caller, prepared)
             if not done.changed and not self.may_change_nothing:
                 raise refused(row, str(done.message))
@@ -179,7 +179,7 @@ def add_operations(viewset: type[OperationsMixin]) -> None:
 
 def _action(viewset: type[OperationsMixin], operation: Operation, name: str) -> Any:
     path = viewset.paths.get(operation.name, operation.name.replace("_", "-"))
-    words = "".join(part.title() for part in path.split("-"))
+    words = "".join(word.title() for word in path.split("-"))
 
     def post(self: Any, request: Request, **ids: Any) -> Response:
         response: Response = self.operate(operation)

@@ -87,10 +87,10 @@ class KeysetPagination(BasePagination):
     def rows_of(self, queryset: QuerySet[Any], cursor: Cursor | None, limit: int) -> Sequence[Any]:
         """Return the rows of the page, and keep where the pages beside it begin."""
         backwards = cursor is not None and cursor.backwards
-        found = list(self.ordered(self.after(queryset, cursor), backwards)[: limit + 1])
-        if backwards and not found:
+        rows = list(self.ordered(self.after(queryset, cursor), backwards)[: limit + 1])
+        if backwards and not rows:
             return self.rows_of(queryset, None, limit)
-        return self.bounded(found[:limit], cursor, more=len(found) > limit)
+        return self.bounded(rows[:limit], cursor, more=len(rows) > limit)
 
     def after(self, queryset: QuerySet[Any], cursor: Cursor | None) -> QuerySet[Any]:
         """Return the rows behind the cursor."""
@@ -103,21 +103,21 @@ class KeysetPagination(BasePagination):
         """Return the rows in the direction in which they are read."""
         return queryset.order_by(f"{'-' if self.descending != backwards else ''}{self.order}")
 
-    def bounded(self, found: Sequence[Any], cursor: Cursor | None, *, more: bool) -> Sequence[Any]:
+    def bounded(self, rows: Sequence[Any], cursor: Cursor | None, *, more: bool) -> Sequence[Any]:
         """Return the rows in the order of the list; they are in the order in which they were read.
         ``more``: others follow in this direction.
         """
         first, last = (
-            [getattr(row, self.order) for row in (found[0], found[-1])] if found else (None, None)
+            [getattr(row, self.order) for row in (rows[0], rows[-1])] if rows else (None, None)
         )
         if cursor is None or not cursor.backwards:
             self.following = Cursor(last) if more else None
             if cursor is not None:
-                self.previous = Cursor(first, backwards=True) if found else cursor.turned()
-            return found
+                self.previous = Cursor(first, backwards=True) if rows else cursor.turned()
+            return rows
         self.previous = Cursor(last, backwards=True) if more else None
-        self.following = Cursor(first) if found else cursor.turned()
-        return found[::-1]
+        self.following = Cursor(first) if rows else cursor.turned()
+        return rows[::-1]
 
     def get_paginated_response(self, data: Any) -> Response:
         """Return the page, and the addresses of the pages beside it in ``Link``."""

@@ -41,10 +41,10 @@ class _Members(dict[str, Any]):
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    repeated = _Members(found)
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
+    repeated = _Members(members)
     ((repeated.duplicate, _times),) = Counter(name for name, _value in pairs).most_common(1)
     return repeated
 
@@ -101,10 +101,10 @@ class _Place(NamedTuple):
 
 def _check(value: Any) -> None:
     deepest = JSON_MAX_DEPTH + _WRAPPING
-    left: list[tuple[Any, _Place, int]] = [(value, _Place(None, ""), 0)]
+    pending: list[tuple[Any, _Place, int]] = [(value, _Place(None, ""), 0)]
     count = 1
-    while left:
-        current, place, depth = left.pop()
+    while pending:
+        current, place, depth = pending.pop()
         if isinstance(current, str):
             _check_text(current, place)
         elif isinstance(current, _Unfit):
@@ -117,7 +117,7 @@ def _check(value: Any) -> None:
             if count > _VALUES_MAX:
                 text = f"a body may have {_VALUES_MAX:,} values"
                 raise _malformed("#", f"is too large: {text}", "too_many_values")
-            left.extend((inner, at, depth + 1) for inner, at in _inside(current, place))
+            pending.extend((inner, at, depth + 1) for inner, at in _inside(current, place))
 
 
 def _inside(value: dict[str, Any] | list[Any], place: _Place) -> Iterator[tuple[Any, _Place]]:
@@ -154,8 +154,8 @@ def _check_text(text: str, place: _Place) -> None:
 
 def _malformed(pointer: str, detail: str, code: str = "invalid") -> Problem:
     pointer = pointer.encode(errors="backslashreplace").decode().replace("\x00", "\\u0000")
-    part = InvalidPart(pointer[:200], detail, code)
-    return Problem(problems.MALFORMED, f"{pointer[:200]} {detail}.", [part])
+    invalid = InvalidPart(pointer[:200], detail, code)
+    return Problem(problems.MALFORMED, f"{pointer[:200]} {detail}.", [invalid])
 
 
 BODY_MAX_BYTES = 1_048_576
@@ -211,5 +211,5 @@ _renderer = JsonRenderer()
 
 def rendered(value: Any) -> bytes:
     """Return a value as the JSON text of an answer."""
-    found: bytes = _renderer.render(value)
-    return found
+    text: bytes = _renderer.render(value)
+    return text

@@ -67,7 +67,7 @@ class Problem(Exception):
 
     def as_json(self, instance: str, request_id: str, types: str) -> dict[str, Any]:
         """Return the body; ``types`` is the address below which problem types are described."""
-        found: dict[str, Any] = {
+        body: dict[str, Any] = {
             "type": f"{types}{self.kind.code}",
             "title": self.kind.title,
             "status": self.kind.status,
@@ -77,8 +77,8 @@ class Problem(Exception):
             "code": self.kind.code,
         }
         if self.parts:
-            found["errors"] = [part.as_json() for part in self.parts]
-        return {**found, **self.more}
+            body["errors"] = [invalid.as_json() for invalid in self.parts]
+        return {**body, **self.more}
 
 
 MALFORMED = ProblemType(
@@ -191,6 +191,18 @@ def invalid_field(pointer: str, detail: str, code: str = "invalid") -> Problem:
     return Problem(INVALID, f"{pointer}: {detail}", [InvalidPart(pointer, detail, code)])
 
 
+def problem_in(pointer: str, error: Exception) -> Problem:
+    """Return the problem of an error about the object at this place of the body."""
+    problem = problem_of(error)
+    problem.parts = tuple(
+        dataclasses.replace(invalid, name=f"{pointer}{invalid.name.removeprefix('#')}")
+        for invalid in problem.parts
+    )
+    if problem.parts:
+        problem.detail = f"{problem.parts[0].name}: {problem.parts[0].detail}"
+    return problem
+
+
 logger = logging.getLogger("django_durable_tasks.contrib.api")
 _REPORTED = 20
 """How many invalid parts of a request one problem names."""
@@ -208,7 +220,8 @@ def problem_of(error: Exception) -> Problem:
     problem = error if isinstance(error, Problem) else _problem(error)
     problem.detail = text_for_tenants(problem.detail)
     problem.parts = tuple(
-        dataclasses.replace(part, detail=text_for_tenants(part.detail)) for part in problem.parts
+        dataclasses.replace(invalid, detail=text_for_tenants(invalid.detail))
+        for invalid in problem.parts
     )
     return problem
 
@@ -220,11 +233,13 @@ def _problem(error: Exception) -> Problem:
             return Problem(kind, text or kind.title)
     match error:
         case drf.ValidationError():
-            parts = list(islice(_parts(error.detail, "#"), _REPORTED))
-            unreadable = any(part.code == "unknown_field" for part in parts)
-            first = parts[0] if parts else InvalidPart("#", "The body is not valid.")
+            invalid_parts = list(islice(_parts(error.detail, "#"), _REPORTED))
+            unreadable = any(invalid.code == "unknown_field" for invalid in invalid_parts)
+            first = (
+                invalid_parts[0] if invalid_parts else InvalidPart("#", "The body is not valid.")
+            )
             detail = f"{first.name}: {first.detail}"
-            return Problem(MALFORMED if unreadable else INVALID, detail, parts)
+            return Problem(MALFORMED if unreadable else INVALID, detail, invalid_parts)
         case drf.NotFound() | Http404():
             return Problem(NOT_FOUND, NOT_FOUND.title)
         case ours.QuotaExceeded():
@@ -286,7 +301,7 @@ def _parts(detail: Any, pointer: str) -> Iterator[InvalidPart]:
         for name, inner in detail.items():
             whole = name == "non_field_errors"
             yield from _parts(inner, pointer if whole else f"{pointer}/{escaped(str(name))[:200]}")
-    elif isinstance(detail, list) and all(isinstance(one, str) for one in detail):
+    elif isinstance(detail, list) and all(isinstance(item, str) for item in detail):
         for text in detail:
             yield InvalidPart(pointer, str(text), str(getattr(text, "code", "invalid")))
     elif isinstance(detail, list):

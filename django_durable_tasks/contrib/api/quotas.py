@@ -77,9 +77,9 @@ class RequestRate:
     def decision(self, admitted: bool, ahead: int, requests: int = 1) -> RateDecision:
         """Return what is left if the window is free ``ahead`` microseconds from now."""
         ahead = min(max(ahead, 0), self.window)
-        left = max(0, (self.window - ahead) // self.interval)
+        remaining = max(0, (self.window - ahead) // self.interval)
         wait = 0 if admitted else max(0, ahead + self.taken_by(requests) - self.window)
-        return RateDecision(self, admitted, left, _seconds(ahead), _seconds(wait))
+        return RateDecision(self, admitted, remaining, _seconds(ahead), _seconds(wait))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +113,15 @@ class Quotas:
     requests: RequestRate | None = None
 
 
-def quotas_of(given: Mapping[str, Any]) -> Quotas:
+def quotas_of(values: Mapping[str, Any]) -> Quotas:
     """Return the quotas of a mapping like ``{"open_tasks": 10_000, "requests": "600/m"}``. Raises
     InvalidOption.
     """
-    for name in given:
+    for name in values:
         if name not in (*NUMBERS, REQUESTS):
             raise InvalidOption(f"{name!r} is no quota. {did_you_mean(name, (*NUMBERS, REQUESTS))}")
-    numbers = {name: number_of(name, given.get(name)) for name in NUMBERS}
-    return Quotas(**numbers, requests=request_rate_of(given.get(REQUESTS)))
+    numbers = {name: number_of(name, values.get(name)) for name in NUMBERS}
+    return Quotas(**numbers, requests=request_rate_of(values.get(REQUESTS)))
 
 
 def number_of(name: str, value: object) -> int | None:
@@ -165,15 +165,15 @@ slow down the leader.
 def tenant_quotas(tenant: Tenant) -> Quotas:
     """Return the quotas of a tenant: its own values, otherwise those of QUOTAS."""
     row = getattr(tenant, "quota", None)
-    given = conf.quotas()
+    values = conf.quotas()
     for name in (*NUMBERS, REQUESTS):
-        own = getattr(row, name, None)
-        if own not in (None, ""):
-            given[name] = own
+        value = getattr(row, name, None)
+        if value not in (None, ""):
+            values[name] = value
     if tenant.pk == DEFAULT_TENANT_ID:
         # No index finds the open tasks of the default tenant, which are the project's own.
-        given = {REQUESTS: given.get(REQUESTS)}
-    return quotas_of(given)
+        values = {REQUESTS: values.get(REQUESTS)}
+    return quotas_of(values)
 
 
 def runs_per_day(tenant: Tenant) -> int | None:
@@ -277,17 +277,17 @@ def _locked(tenant: Tenant) -> TenantQuota:
     return row
 
 
-def charge_some_open_tasks(tenant: Tenant, wanted: int) -> int:
-    """Charge up to ``wanted`` tasks that this transaction will create; return how many."""
+def charge_some_open_tasks(tenant: Tenant, number: int) -> int:
+    """Charge up to ``number`` tasks that this transaction will create; return how many."""
     most = tenant_quotas(tenant).open_tasks
-    if most is None or wanted < 1:
-        return wanted
-    left = _locked(tenant).creations_left
-    if left < wanted:
-        left = max(0, most - _counted(open_tasks(tenant.pk), most))
-    admitted = min(wanted, left)
+    if most is None or number < 1:
+        return number
+    remaining = _locked(tenant).creations_left
+    if remaining < number:
+        remaining = max(0, most - _counted(open_tasks(tenant.pk), most))
+    admitted = min(number, remaining)
     tables.unguarded(TenantQuota).filter(pk=tenant.pk).update(
-        creations_left=min(left - admitted, _GRANTED)
+        creations_left=min(remaining - admitted, _GRANTED)
     )
     return admitted
 
@@ -346,20 +346,25 @@ class _Full:
         self.since: dict[int, datetime] = {}
 
 
-def admit_open_tasks(wanted: Mapping[int, int], now: datetime) -> dict[int, OpenTaskQuota]:
-    """Charge up to ``wanted`` tasks, by tenant id, that this transaction will create without a
+def admit_open_tasks(numbers: Mapping[int, int], now: datetime) -> dict[int, OpenTaskQuota]:
+    """Charge up to ``numbers`` tasks, by tenant id, that this transaction will create without a
     request; return what is admitted of each tenant with a quota.
 
     Never waits: if a request has locked the row of a quota, the open tasks are counted and nothing
     is charged, so that a tenant may exceed its quota by what that request creates. A tenant without
     a free place is counted at most once a second.
     """
-    tenants = sorted(wanted.keys() - {DEFAULT_TENANT_ID})
+    tenants = sorted(numbers.keys() - {DEFAULT_TENANT_ID})
     if not tenants:
         return {}
-    own = dict(tables.unguarded(TenantQuota).filter(pk__in=tenants).values_list("pk", "open_tasks"))
+    limits_of_tenants = dict(
+        tables.unguarded(TenantQuota).filter(pk__in=tenants).values_list("pk", "open_tasks")
+    )
     general = quotas_of(conf.quotas()).open_tasks
-    limits = {pk: general if own.get(pk) is None else own[pk] for pk in tenants}
+    limits = {
+        pk: general if limits_of_tenants.get(pk) is None else limits_of_tenants[pk]
+        for pk in tenants
+    }
     bounded = {pk: most for pk, most in limits.items() if most is not None}
     if not bounded:
         return {}
@@ -368,24 +373,24 @@ def admit_open_tasks(wanted: Mapping[int, int], now: datetime) -> dict[int, Open
         tables.unguarded(TenantQuota).filter(pk__in=bounded), skip_locked=True
     )
     granted = dict(rows.order_by("pk").values_list("pk", "creations_left"))
-    found = {}
+    quotas = {}
     for pk, most in bounded.items():
-        number, left = wanted[pk], granted.get(pk)
-        if left is not None and left >= number:
-            admitted, left = number, left - number
+        number, remaining = numbers[pk], granted.get(pk)
+        if remaining is not None and remaining >= number:
+            admitted, remaining = number, remaining - number
         elif pk in full and timedelta(0) <= now - full[pk] < _COUNTED_AGAIN:
-            admitted, left = 0, None
+            admitted, remaining = 0, None
         else:
             free = max(0, most - _counted(open_tasks(pk), most))
             admitted = min(number, free)
-            left = None if left is None else min(free - admitted, _GRANTED)
+            remaining = None if remaining is None else min(free - admitted, _GRANTED)
             full.pop(pk, None)
             if not free and len(full) < _COUNTED:
                 full[pk] = now
-        if left is not None:
-            tables.unguarded(TenantQuota).filter(pk=pk).update(creations_left=left)
-        found[pk] = OpenTaskQuota(most, admitted)
-    return found
+        if remaining is not None:
+            tables.unguarded(TenantQuota).filter(pk=pk).update(creations_left=remaining)
+        quotas[pk] = OpenTaskQuota(most, admitted)
+    return quotas
 
 
 def open_tasks(tenant_id: int) -> QuerySet[Task]:
@@ -458,17 +463,17 @@ def usage(tenant: Tenant) -> list[QuotaUsage]:
     ``concurrency`` and ``runs`` are the limits of the scope ``tenant:<id>``, which the claim
     enforces: tasks above them wait and are not refused.
     """
-    given, limit = tenant_quotas(tenant), limits_in_force().of(scope_of_tenant(tenant.pk))
+    quotas, limit = tenant_quotas(tenant), limits_in_force().of(scope_of_tenant(tenant.pk))
     opened = open_tasks(tenant.pk)
     running = opened.filter(status__in=[Status.QUEUED, Status.RUNNING])
     return [
-        QuotaUsage("open_tasks", given.open_tasks, _used(opened, given.open_tasks)),
+        QuotaUsage("open_tasks", quotas.open_tasks, _used(opened, quotas.open_tasks)),
         *(
-            QuotaUsage(name, getattr(given, name), _used(rows, getattr(given, name)))
+            QuotaUsage(name, getattr(quotas, name), _used(rows, getattr(quotas, name)))
             for name, rows in _objects(tenant.pk).items()
         ),
-        QuotaUsage("runs_per_day", given.runs_per_day, None),
-        QuotaUsage("payload_bytes", given.payload_bytes, None),
+        QuotaUsage("runs_per_day", quotas.runs_per_day, None),
+        QuotaUsage("payload_bytes", quotas.payload_bytes, None),
         QuotaUsage("concurrency", limit.places, _used(running, limit.places)),
         QuotaUsage("runs", None if limit.rate is None else str(limit.rate), None),
     ]

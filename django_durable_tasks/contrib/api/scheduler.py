@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf, process_state, registry
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.queues import Depth, depths
-from django_durable_tasks.cluster.status import Overview, overview
+from django_durable_tasks.cluster.status import overview
 from django_durable_tasks.contrib.api import fields, problems
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.openapi import document_text
@@ -29,7 +29,7 @@ from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
 from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads, paused_queues
-from django_durable_tasks.models import Node, NodeKind, SchedulerLease, Task
+from django_durable_tasks.models import NodeKind, SchedulerLease, Task
 from django_durable_tasks.operations.operation import Operation, Target
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.clock import database_now
@@ -55,8 +55,8 @@ class HealthViewSet(ApiViewSet):
         The status is 503 unless a leader is alive and no task is due for longer than
         OLDEST_DUE_MAX.
         """
-        found = process_state.of(RecentHealth).read()
-        return Response({"alive": True, **found}, status=200 if found["firing"] else 503)
+        health = process_state.of(RecentHealth).read()
+        return Response({"alive": True, **health}, status=200 if health["firing"] else 503)
 
 
 class RecentHealth:
@@ -83,7 +83,7 @@ class RecentHealth:
                 stopped = paused_queues()
                 waiting = [
                     *heads().items(),
-                    *((one.queue, one.due_at) for one in batches.batch_heads(now)),
+                    *((head.queue, head.due_at) for head in batches.batch_heads(now)),
                 ]
                 due = [at for queue, at in waiting if at <= now and queue not in stopped]
                 age = (now - min(due)).total_seconds() if due else 0.0
@@ -140,32 +140,31 @@ class SchedulerViewSet(ApiViewSet):
 
         Endings are counted up to 100,000, late recurring tasks up to 1,000.
         """
-        found = overview(registry.names())
-        scans = [node.last_scan_at for node in found.alive(NodeKind.SCHEDULER) if node.last_scan_at]
+        facts = overview(registry.names())
+        scans = [node.last_scan_at for node in facts.alive(NodeKind.SCHEDULER) if node.last_scan_at]
         return Response(
             {
-                "now": fields.Instant().to_representation(found.now),
-                "leader": found.leader.name if found.leader and found.is_led else None,
-                "term": found.term,
-                "nodes": [_node(node, found) for node in found.nodes],
+                "now": fields.Instant().to_representation(facts.now),
+                "leader": facts.leader.name if facts.leader and facts.is_led else None,
+                "term": facts.term,
+                "nodes": [
+                    {
+                        **NodeAnswer.shown(node),
+                        "shards": list(node.shards or []),
+                        "silent": facts.is_silent(node),
+                        "stalled": facts.stalled.get(node.pk, ""),
+                    }
+                    for node in facts.nodes
+                ],
                 "last_scan_at": fields.Instant().to_representation(max(scans)) if scans else None,
-                "completed_24h": _ended(Status.SUCCESS, found.now),
-                "failed_24h": _ended(Status.FAILED, found.now),
-                "running": sum(depth.running for depth in found.depths),
-                "open_dead_letters": found.dead_letters,
-                "late_recurring_tasks": found.late_schedules,
-                "alerts": [AlertAnswer.shown(alert) for alert in found.alerts],
+                "completed_24h": _ended(Status.SUCCESS, facts.now),
+                "failed_24h": _ended(Status.FAILED, facts.now),
+                "running": sum(depth.running for depth in facts.depths),
+                "open_dead_letters": facts.dead_letters,
+                "late_recurring_tasks": facts.late_schedules,
+                "alerts": [AlertAnswer.shown(alert) for alert in facts.alerts],
             }
         )
-
-
-def _node(node: Node, found: Overview) -> dict[str, Any]:
-    return {
-        **NodeAnswer.shown(node),
-        "shards": list(node.shards or []),
-        "silent": found.is_silent(node),
-        "stalled": found.stalled.get(node.pk, ""),
-    }
 
 
 def _ended(status: Status, now: datetime) -> int:

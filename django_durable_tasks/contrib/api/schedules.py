@@ -146,35 +146,35 @@ class FireTimeAnswer(Answer):
     remarks = serializers.ListField(child=fields.Text())
 
 
-def kinds_in(given: Mapping[str, Any]) -> list[str]:
+def kinds_in(data: Mapping[str, Any]) -> list[str]:
     """Return the fields with a timetable that a body has."""
-    return [name for name in _KINDS if name in given]
+    return [name for name in _KINDS if name in data]
 
 
 @contextmanager
-def errors_of_timetable(given: Mapping[str, Any]) -> Iterator[None]:
+def errors_of_timetable(data: Mapping[str, Any]) -> Iterator[None]:
     """Name the field with the timetable in an error that names no other field."""
     try:
         yield
     except InvalidSchedule as refused:
-        kinds = kinds_in(given)
+        kinds = kinds_in(data)
         if not kinds or refused.option:
             raise
         raise invalid_field(f"#/{kinds[0]}", text_for_tenants(str(refused))) from None
 
 
-def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of ``RecurringTask.objects.upsert`` for the fields of a body. Raises
     Problem if it has two timetables.
     """
-    kinds = kinds_in(given)
+    kinds = kinds_in(data)
     if len(kinds) > 1:
         text = f"cannot be given together with {kinds[0]}"
         raise invalid_field(f"#/{kinds[1]}", text, "conflict")
-    found = {name: value for name, value in given.items() if name not in _NOT_OPTIONS}
-    if "interval_seconds" in found:
-        found["interval"] = found.pop("interval_seconds")
-    return found
+    options = {name: value for name, value in data.items() if name not in _NOT_OPTIONS}
+    if "interval_seconds" in options:
+        options["interval"] = options.pop("interval_seconds")
+    return options
 
 
 _AT = {"at": fields.Instant(required=True, help_text="a fire time such as 2026-03-07T00:00:00Z")}
@@ -208,27 +208,27 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     @endpoint(scope=ApiScope.SCHEDULES, body=NewScheduleBody)
     def create(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
-        given = self.valid()
-        target = target_of(given, self.caller)
+        data = self.valid()
+        target = target_of(data, self.caller)
 
         def act() -> StoredAnswer:
-            with errors_of_timetable(given):
-                return self._created(given, target)
+            with errors_of_timetable(data):
+                return self._created(data, target)
 
         return self.write(act)
 
-    def _created(self, given: Mapping[str, Any], target: TargetCall) -> StoredAnswer:
-        name, tenant = given["name"], self.caller.tenant
-        keywords = options_of(given) | {"args": [*target.args], "kwargs": dict(target.kwargs)}
-        values = columns(name, keywords, may_never_fire=given["paused"])
+    def _created(self, data: Mapping[str, Any], target: TargetCall) -> StoredAnswer:
+        name, tenant = data["name"], self.caller.tenant
+        keywords = options_of(data) | {"args": [*target.args], "kwargs": dict(target.kwargs)}
+        values = columns(name, keywords, may_never_fire=data["paused"])
         values |= {"task": target.registered.options.name, "source": API}
-        known = given.get("idempotency_key")
+        known = data.get("idempotency_key")
         same = known and self.rows().filter(idempotency_key=known).exists()
         if not same:
             lifecycle.release_name(name, tenant.pk)
         try:
             with tables.atomic():
-                row = lifecycle.create(name, tenant.pk, values, given["paused"])
+                row = lifecycle.create(name, tenant.pk, values, data["paused"])
         except IntegrityError:
             text = f"The tenant has a recurring task with the name {name!r}."
             raise Problem(problems.CONFLICT, text) from None
@@ -244,17 +244,17 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         """Change the recurring task; only times after now fire."""
         tenant = self.caller.tenant
 
-        def change(row: RecurringTask, given: dict[str, Any]) -> None:
-            check_queue(given, tenant)
-            keywords = options_of(given)
-            if "target_config" in given:
-                config = given["target_config"]
+        def change(row: RecurringTask, data: dict[str, Any]) -> None:
+            check_queue(data, tenant)
+            keywords = options_of(data)
+            if "target_config" in data:
+                config = data["target_config"]
                 keywords |= edited_arguments(row.task, row, config, self.caller, row.overlap_key)
-            with errors_of_timetable(given):
+            with errors_of_timetable(data):
                 RecurringTask.objects.upsert(
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords
                 )
-                if _TIMES & given.keys():
+                if _TIMES & data.keys():
                     check_runs_per_day(tenant, self.find())
 
         return self.edit_with(change, lock=True)
@@ -365,25 +365,25 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
 
     def show(self, row: Calendar, caller: Caller) -> dict[str, Any]:
         """Return a calendar, with its special days except in a list."""
-        found = super().show(row, caller)
+        values = super().show(row, caller)
         if self.action != "list":
-            found["days"] = [
+            values["days"] = [
                 SpecialDayBody.shown(special_day) for special_day in row.special[::-1][:_DAYS]
             ]
-        return found
+        return values
 
-    def _values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _values(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keywords of calendars.upsert."""
-        found = {name: given[name] for name in ("description", "working_days") if name in given}
-        if "days" in given:
-            found["days"] = [
+        values = {name: data[name] for name in ("description", "working_days") if name in data}
+        if "days" in data:
+            values["days"] = [
                 SpecialDay(
                     day["day"], DayKind(day["kind"]), day.get("name", ""), until=day.get("until")
                 )
-                for day in given["days"]
+                for day in data["days"]
             ]
         by, tenant = self.caller.name, self.caller.tenant
-        return {**found, "reason": given.get("reason", ""), "by": by, "tenant": tenant}
+        return {**values, "reason": data.get("reason", ""), "by": by, "tenant": tenant}
 
     @endpoint(
         scope=ApiScope.SCHEDULES,
@@ -393,13 +393,13 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
     )
     def create(self, request: Request) -> Response:
         """Create a calendar."""
-        given = self.valid()
+        data = self.valid()
 
         def act() -> StoredAnswer:
-            name = given["name"]
+            name = data["name"]
             if self.rows().filter(name=name).exists():
                 raise Problem(problems.CONFLICT, f"The tenant has a calendar named {name!r}.")
-            done = calendars.upsert.perform(name, **self._values(given))
+            done = calendars.upsert.perform(name, **self._values(data))
             charge(self.caller.tenant, "calendars")
             row = self.rows().get(pk=done.value.pk)
             return self.changed(
@@ -412,8 +412,8 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
     def partial_update(self, request: Request, calendar_id: int) -> Response:
         """Change the calendar. Schedules that use it get their next fire times."""
         return self.edit_with(
-            lambda row, given: calendars.upsert.perform(
-                row.name, revision=row.revision, **self._values(given)
+            lambda row, data: calendars.upsert.perform(
+                row.name, revision=row.revision, **self._values(data)
             )
         )
 

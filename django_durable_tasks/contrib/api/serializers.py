@@ -28,7 +28,7 @@ logger = logging.getLogger("django_durable_tasks.api")
 # each hint compares the name with all fields.
 _ERRORS, _HINTS, _HINTED = 20, 5, 100
 _MEMBERS = {"target_config": BUILT_IN_MEMBERS | CELERY_MEMBERS, "delivery_config": {"to", "url"}}
-"""The members of the objects in a body, which clients put beside the object by mistake."""
+"""The members of the objects in a body, which clients put beside the object instead."""
 UNREADABLE = "The stored value cannot be decrypted. The operator was informed by the log."
 
 
@@ -84,7 +84,7 @@ def unknown_field(name: str, known: set[str]) -> Any:
     the most similar field.
     """
     owner = next(
-        (one for one, members in _MEMBERS.items() if one in known and name in members), None
+        (field for field, members in _MEMBERS.items() if field in known and name in members), None
     )
     hint = did_you_mean(name, known) if len(name) <= _HINTED else ""
     hint = f"It is a member of {owner}: put it there." if owner else hint
@@ -136,31 +136,31 @@ class Answer(Body):
         A value that cannot be decrypted is None if the answer has a field for the reason:
         otherwise one such row would hide the others of a list.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, read, error in _readers(cls):
             if name in without:
                 continue
             try:
-                found[name] = read(row, plain)
+                values[name] = read(row, plain)
             except EncryptionError as undecryptable:
                 if not error:
                     raise
                 # The text names the key and the row, which concern operators only.
                 kind = capfirst(row._meta.verbose_name)
                 logger.error("%s %s cannot be decrypted: %s", kind, row.pk, undecryptable)
-                found[name], found[error] = None, UNREADABLE
+                values[name], values[error] = None, UNREADABLE
             else:
                 if error:
-                    found[error] = ""
-        return found
+                    values[error] = ""
+        return values
 
 
 @functools.cache
-def _readers(answer: type[Answer]) -> tuple[tuple[str, Callable[[Any, bool], Any], str], ...]:
+def _readers(answer_class: type[Answer]) -> tuple[tuple[str, Callable[[Any, bool], Any], str], ...]:
     """Return name, reader and error field of each field. They are made once, because making them
     costs more than a row.
     """
-    fields = dict(answer().fields)
+    fields = dict(answer_class().fields)
     errors = {f"{name}_error" for name in fields} & set(fields)
     return tuple(
         (name, _reader_of(field), f"{name}_error" if f"{name}_error" in errors else "")
@@ -182,16 +182,16 @@ def _reader_of(field: Any) -> Callable[[Any, bool], Any]:
 
 
 @functools.cache
-def list_of(answer: type[Answer]) -> type[Body]:
+def list_of(answer_class: type[Answer]) -> type[Body]:
     """Return the serializer of a page of these answers."""
     fields = {
-        "data": serializers.ListField(child=answer()),
+        "data": serializers.ListField(child=answer_class()),
         "next_cursor": serializers.CharField(allow_null=True, required=False),
         "prev_cursor": serializers.CharField(allow_null=True, required=False),
         "has_more": serializers.BooleanField(required=False),
-        "__doc__": f"A page. {answer.__doc__}",
+        "__doc__": f"A page. {answer_class.__doc__}",
     }
-    return type(f"{answer.__name__.removesuffix('Answer')}Page", (Body,), fields)
+    return type(f"{answer_class.__name__.removesuffix('Answer')}Page", (Body,), fields)
 
 
 class Options(Body):

@@ -43,7 +43,7 @@ class TargetCall:
 
 
 def target_of(
-    given: Mapping[str, Any],
+    data: Mapping[str, Any],
     caller: Caller,
     pointer: str = "#",
     resolved: Callable[[Any, str], Any] | None = None,
@@ -55,13 +55,13 @@ def target_of(
     """
     # First, because the other checks read each value of a body that the quota may refuse.
     tenant = caller.tenant
-    check_payload(tenant, arguments_in(given))
-    config, place = given["target_config"], f"{pointer}/target_config"
+    check_payload(tenant, arguments_in(data))
+    config, place = data["target_config"], f"{pointer}/target_config"
     if resolved is not None:
         config = resolved(config, place)
     refuse_masks(config, place)
-    check_queue(given, tenant, pointer)
-    call = call_of(given["target_type"], config, tenant, pointer)
+    check_queue(data, tenant, pointer)
+    call = call_of(data["target_type"], config, tenant, pointer)
     _refuse_secret_keys(call, caller, pointer)
     return call
 
@@ -107,9 +107,9 @@ def _check_members(config: Mapping[str, Any], known: Collection[str], place: str
 def _registered(name: str, pointer: str, tenant: Tenant) -> Registered:
     if any(fnmatchcase(name, pattern) for pattern in conf.allowed("API_TASKS", tenant.slug)):
         problem = ports.load_tasks() if registry.find(name) is None else None
-        found = registry.find(name)
-        if found is not None:
-            return found
+        registered = registry.find(name)
+        if registered is not None:
+            return registered
         if problem is not None:
             # The task may exist. A client takes 422 as final, and would lose its task.
             logger.error("The task modules cannot be imported: %s", problem)
@@ -136,8 +136,8 @@ def _without_positional(value: Any) -> Any:
         return [_without_positional(item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    found = {name: _without_positional(item) for name, item in value.items()}
-    config = found.get("target_config")
+    values = {name: _without_positional(item) for name, item in value.items()}
+    config = values.get("target_config")
     if isinstance(config, dict) and isinstance(config.get("args"), list):
         name = config.get("task")
         if isinstance(name, str) and registry.find(name) is None:
@@ -145,7 +145,7 @@ def _without_positional(value: Any) -> Any:
             ports.load_tasks()
         hidden = masked_arguments(name if isinstance(name, str) else "", config["args"], {})
         config["args"] = hidden["args"]
-    return found
+    return values
 
 
 def _refuse_secret_keys(
@@ -163,11 +163,11 @@ def _refuse_secret_keys(
         return
 
     def keys(args: Any, kwargs: Any) -> list[Any]:
-        found = [*keys_of(call.registered, args, kwargs)]
+        keys_of_call = [*keys_of(call.registered, args, kwargs)]
         if overlap_key:
             named = {**kwargs, "task": options.name}
-            found.append(formatted("overlap_key", overlap_key, args, named))
-        return found
+            keys_of_call.append(formatted("overlap_key", overlap_key, args, named))
+        return keys_of_call
 
     try:
         plain = keys(call.args, call.kwargs)
@@ -209,7 +209,7 @@ def refuse_masks(value: Any, pointer: str = _POINTER) -> None:
 def edited_arguments(
     name: str,
     row: Any,
-    given: Mapping[str, Any],
+    new: Mapping[str, Any],
     caller: Caller,
     overlap_key: str = "",
 ) -> dict[str, Any]:
@@ -224,23 +224,23 @@ def edited_arguments(
     PayloadTooLarge.
     """
     is_call = kind_of(name) == TargetType.CELERY_TASK
-    sent = [given.get("args", []), given.get("kwargs", {})] if is_call else [[], given]
+    sent = [new.get("args", []), new.get("kwargs", {})] if is_call else [[], new]
     # First, because the other checks read each value.
     check_payload(caller.tenant, sent)
     # Of a row that cannot be decrypted the stored one is empty, if the edit replaces all of it.
     try:
         args, kwargs = row.args, row.kwargs
     except EncryptionError:
-        is_whole = kind_of(name) != TargetType.CELERY_TASK or {"args", "kwargs"} <= given.keys()
-        if not is_whole or _has_mask(given):
+        is_whole = kind_of(name) != TargetType.CELERY_TASK or {"args", "kwargs"} <= new.keys()
+        if not is_whole or _has_mask(new):
             raise
         args, kwargs = [], {}
     stored = config_of(name, args, kwargs)
     left_out = stored if is_call else {}
-    config, is_kept = {**left_out, **given}, False
+    config, is_kept = {**left_out, **new}, False
     if not caller.reads_secrets:
         shown = config_of(name, args, kwargs, plain=False)
-        seen = {**{member: shown[member] for member in left_out}, **given}
+        seen = {**{member: shown[member] for member in left_out}, **new}
         is_kept = _has_mask(seen) or bool(_references(seen))
         if is_kept and seen != shown:
             if _has_mask(seen):
@@ -250,7 +250,7 @@ def edited_arguments(
             raise invalid_field(_POINTER, f"is changed: {text}", code)
         if is_kept:
             config = stored
-    elif _has_mask(given):
+    elif _has_mask(new):
         config = _kept(config, stored, _POINTER)
     known = _references(stored)
     if any(reference not in known for reference in _references(config)):
@@ -283,48 +283,50 @@ def _texts(value: Any) -> Iterator[str]:
 def _references(value: Any) -> list[Any]:
     """Return the objects that refer to results, at every depth."""
     if isinstance(value, Mapping):
-        own = [dict(value)] if MARK in value else []
-        return own + [found for item in value.values() for found in _references(item)]
+        references = [dict(value)] if MARK in value else []
+        return references + [
+            reference for item in value.values() for reference in _references(item)
+        ]
     if isinstance(value, list | tuple):
-        return [found for item in value for found in _references(item)]
+        return [reference for item in value for reference in _references(item)]
     return []
 
 
-def _kept(given: Any, stored: Any, pointer: str) -> Any:
+def _kept(new: Any, stored: Any, pointer: str) -> Any:
     """Replace masks by the stored values at their places; raises Problem if there is none."""
-    if isinstance(given, str) and MASK in given:
+    if isinstance(new, str) and MASK in new:
         names = conf.settings().SECRET_NAMES
-        if stored is None or (given != MASK and masked_text(str(stored), names) != given):
+        if stored is None or (new != MASK and masked_text(str(stored), names) != new):
             raise invalid_field(
                 pointer, "is a mask, and there is no stored value to keep", "masked"
             )
         return stored
-    if isinstance(given, Mapping):
+    if isinstance(new, Mapping):
         source = stored if isinstance(stored, Mapping) else {}
         return {
             name: _kept(item, source.get(name), f"{pointer}/{name}"[:200])
-            for name, item in given.items()
+            for name, item in new.items()
         }
-    if isinstance(given, list):
-        items = stored if isinstance(stored, list) and len(stored) == len(given) else []
+    if isinstance(new, list):
+        items = stored if isinstance(stored, list) and len(stored) == len(new) else []
         return [
             _kept(item, items[at] if items else None, f"{pointer}/{at}"[:200])
-            for at, item in enumerate(given)
+            for at, item in enumerate(new)
         ]
-    return given
+    return new
 
 
-def arguments_in(given: Mapping[str, Any]) -> list[Any]:
+def arguments_in(data: Mapping[str, Any]) -> list[Any]:
     """Return what the arguments of a body are, before it is validated."""
-    config = given["target_config"]
-    if given["target_type"] != TargetType.CELERY_TASK:
+    config = data["target_config"]
+    if data["target_type"] != TargetType.CELERY_TASK:
         return [[], config]
     return [config.get("args", []), config.get("kwargs", {})]
 
 
-def check_queue(given: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> None:
+def check_queue(data: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> None:
     """Raise Problem unless the body names no queue, or one of API_QUEUES for this tenant."""
-    name = given.get("queue")
+    name = data.get("queue")
     allowed = [entry.replace(TENANT, tenant.slug) for entry in conf.settings().API_QUEUES]
     if name and not any(fnmatchcase(name, entry) for entry in allowed):
         raise invalid_field(

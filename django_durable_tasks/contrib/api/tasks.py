@@ -181,7 +181,7 @@ class TaskAnswer(Answer):
             *("args", "kwargs", "options", "shard_key", "publish_count"),
             *("due_at", "lease_until", "epoch", "run_id", "node"),
             *("max_crashes", "on_orphan", "expected_duration", "weight", "time_zone"),
-            *("unique_key", "overlap_key", "limit_key"),
+            *("unique_key", "overlap_key", "limit_key", "position"),
             *("join_count", "on_upstream_failure", "cause", "has_dependents"),
         )
 
@@ -207,11 +207,11 @@ class Several(fields.Text):
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the words; raises ValidationError."""
-        given = super().to_internal_value(data).split(",")
-        if not set(given) <= set(self.words):
+        chosen = super().to_internal_value(data).split(",")
+        if not set(chosen) <= set(self.words):
             text = f"is not one of {', '.join(self.words)}, or several of them after commas"
             raise ValidationError(text, code="choice")
-        return given
+        return chosen
 
 
 # Pages of tasks by filters, of which most have no index of their own.
@@ -246,11 +246,11 @@ class TaskPagination(KeysetPagination):
         rows = self.after(queryset.filter(**self.filters).defer(*self.without), cursor)
         if last is not None:
             rows = rows.filter(**{"pk__lte" if backwards else "pk__gte": last})
-        found = list(self.ordered(rows, backwards)[: limit + 1])
-        if backwards and last is None and not found:
+        rows_read = list(self.ordered(rows, backwards)[: limit + 1])
+        if backwards and last is None and not rows_read:
             return self.rows_of(queryset, None, limit)
-        shown = self.bounded(found[:limit], cursor, more=len(found) > limit)
-        if last is not None and len(found) <= limit:
+        shown = self.bounded(rows_read[:limit], cursor, more=len(rows_read) > limit)
+        if last is not None and len(rows_read) <= limit:
             beyond = Cursor(last, backwards)
             self.previous, self.following = (
                 (beyond, self.following) if backwards else (self.previous, beyond)
@@ -262,19 +262,19 @@ class TaskPagination(KeysetPagination):
         filtered.
         """
         ranges = {name: value for name, value in self.filters.items() if name.startswith("pk__")}
-        others = set(self.filters) - set(ranges)
-        if others & _SELECTIVE:
+        lookups = set(self.filters) - set(ranges)
+        if lookups & _SELECTIVE:
             return rows.filter(**self.filters), False
         if self.filters.get("status") in REPLAYABLE:
-            return rows.filter(status=self.filters["status"], **ranges), others != {"status"}
+            return rows.filter(status=self.filters["status"], **ranges), lookups != {"status"}
         if self.tenant_id == DEFAULT_TENANT_ID:
             # The primary key is the only index with the rows of the default tenant.
             every: QuerySet[Task] = Task.objects.using(conf.settings().DATABASE)
             return every.filter(**ranges), True
-        if others == {"status"} and self.filters["status"] in OPEN:
+        if lookups == {"status"} and self.filters["status"] in OPEN:
             of_tenant = quotas.open_tasks(self.tenant_id)
             return of_tenant.filter(status=self.filters["status"], **ranges), False
-        return rows.filter(**ranges), bool(others)
+        return rows.filter(**ranges), bool(lookups)
 
     def _last_examined(self, rows: QuerySet[Any], backwards: bool) -> uuid.UUID | None:
         """Return the last id that the page may read; None if it may read all rows.
@@ -283,10 +283,10 @@ class TaskPagination(KeysetPagination):
         the client receives the id in its cursor.
         """
         ids = self.ordered(rows, backwards).values_list("pk", flat=True)
-        found: list[Any] = list(ids[ROWS_EXAMINED - 1 : ROWS_EXAMINED])
-        if not found:
+        ids_at_end: list[Any] = list(ids[ROWS_EXAMINED - 1 : ROWS_EXAMINED])
+        if not ids_at_end:
             return None
-        first_of_millisecond = found[0].int >> _RANDOM << _RANDOM
+        first_of_millisecond = ids_at_end[0].int >> _RANDOM << _RANDOM
         return uuid.UUID(int=first_of_millisecond + (2**_RANDOM - 1 if backwards else 0))
 
 
@@ -333,7 +333,7 @@ _REFUSALS = (problems.Problem, DurableTasksError, ValidationError)
 class _ValidItem(NamedTuple):
     """An item of a bulk request whose fields are valid."""
 
-    given: Mapping[str, Any]
+    data: Mapping[str, Any]
     call: Call
     task: NewTask
 
@@ -341,7 +341,7 @@ class _ValidItem(NamedTuple):
     def field(self) -> str:
         """The field because of which it needs statements of its own."""
         names = ("depends_on", "key", "idempotency_key", "target_config")
-        return "#/" + next(name for name in names if name in self.given)
+        return "#/" + next(name for name in names if name in self.data)
 
 
 class _Item(fields.JsonObject):
@@ -458,14 +458,14 @@ _REMOVE = {
 }
 
 
-def new_call(given: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Call:
+def new_call(data: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Call:
     """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
     DurableTasksError.
     """
-    target = target_of(given, caller, pointer)
-    options = {name: value for name, value in given.items() if name in _CALL_OPTIONS}
-    if "delay" in given:
-        options["run_at"] = estimated_now() + timedelta(seconds=given["delay"])
+    target = target_of(data, caller, pointer)
+    options = {name: value for name, value in data.items() if name in _CALL_OPTIONS}
+    if "delay" in data:
+        options["run_at"] = estimated_now() + timedelta(seconds=data["delay"])
     options["tenant"] = caller.tenant.pk
     return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
 
@@ -487,16 +487,16 @@ class OneTaskMixin(ApiViewSet):
     answer = TaskAnswer
     version = "epoch"
 
-    def page_of_task(self, answer: type[Answer]) -> Response:
+    def page_of_task(self, answer_class: type[Answer]) -> Response:
         """Return a page of the rows of the task."""
         self.find()
-        model: Any = answer.Meta.model
+        model: Any = answer_class.Meta.model
         rows = model.objects.using(conf.settings().DATABASE).filter(
             task_id=self.kwargs["task_id"], tenant_id=self.tenant_id
         )
         unread = {"traceback", "exception"} & {column.name for column in model._meta.fields}
         plain = self.caller.reads_secrets
-        return self.page(rows.defer(*unread), lambda row: answer.shown(row, plain=plain))
+        return self.page(rows.defer(*unread), lambda row: answer_class.shown(row, plain=plain))
 
 
 class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
@@ -524,16 +524,22 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         if self.action == "partial_update":
             included = ("target_config",)
         without = [name for name in INCLUDED if name not in included]
-        found: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
-        return found
+        values: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
+        return values
 
     @endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
     def list(self, request: Request) -> Response:
         """Return the tasks that match the filters, the newest first."""
-        given, caller = self.query(), self.caller
-        included = given.pop("include", ())
-        without = [one for name in INCLUDED if name not in included for one in _columns(name)]
-        lookups = dict(given)
+        parameters, caller = self.query(), self.caller
+        included = parameters.pop("include", ())
+        without = [
+            column
+            for name in INCLUDED
+            if name not in included
+            for column in _COLUMNS.get(name, (name,))
+        ]
+        without.append("position")  # no answer contains it, and it may be large
+        lookups = dict(parameters)
         # Ids sort by creation time, so that a range of time is a range of the primary key.
         for name, lookup in (("from", "pk__gte"), ("to", "pk__lt")):
             if name in lookups:
@@ -556,9 +562,9 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     @endpoint(scope=ApiScope.CREATE, body=NewTaskBody)
     def create(self, request: Request) -> Response:
         """Create a task, or return the one with the same idempotency key."""
-        given = self.valid()
-        call = new_call(given, self.caller)
-        return self.write(partial(self._created, given, call), at_once=partial(self._at_once, call))
+        data = self.valid()
+        call = new_call(data, self.caller)
+        return self.write(partial(self._created, data, call), at_once=partial(self._at_once, call))
 
     def _at_once(self, call: Call, identity: RequestIdentity) -> StoredAnswer | None:
         clock, tenant = self.caller.clock, self.caller.tenant
@@ -572,7 +578,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         location = address_of("task-detail", task_id=row.pk)
         return StoredAnswer(status, shown, {"Location": location, "ETag": self.tag_of(row, shown)})
 
-    def _created(self, given: Mapping[str, Any], call: Call) -> StoredAnswer:
+    def _created(self, data: Mapping[str, Any], call: Call) -> StoredAnswer:
         before = created_so_far()
         with recorded("task.create", savepoint=False) as entry:
             row = enqueue.schedule(call)
@@ -581,16 +587,16 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 entry.created_task(row)
         quotas.charge_open_tasks(self.caller.tenant, int(is_new))
         if not is_new:
-            self._check_existing(given, row.pk)
+            self._check_existing(data, row.pk)
         return self._answer_of(row, 201 if is_new else 200)
 
-    def _check_existing(self, given: Mapping[str, Any], task_id: uuid.UUID) -> None:
+    def _check_existing(self, data: Mapping[str, Any], task_id: uuid.UUID) -> None:
         """Check a call that found an existing task: ``on_conflict`` may refuse it, and a ``key``
         has edited the task. Raises Problem or IdempotencyConflict.
         """
-        if given["on_conflict"] == "reject":
+        if data["on_conflict"] == "reject":
             raise IdempotencyConflict(f"Task {task_id} has this idempotency key or unique key.")
-        if "key" in given:
+        if "key" in data:
             self.require_scope(ApiScope.OPERATE)
             self.caller.require_permission(operator_actions.edit.permission)
 
@@ -599,35 +605,35 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         """Edit a task that has not started."""
         edit = operator_actions.edit
 
-        def change(row: Task, given: dict[str, Any]) -> None:
-            check_queue(given, self.caller.tenant)
-            changes = self.prepared(edit, row, given)
+        def change(row: Task, data: dict[str, Any]) -> None:
+            check_queue(data, self.caller.tenant)
+            changes = self.prepared(edit, row, data)
             done = perform(edit, self.subject(edit, row), self.caller, changes)
             if not done.changed:
                 raise refused(row)
 
         return self.edit_with(change, lock=True)
 
-    def chosen(self, operation: Operation, row: Task, given: Mapping[str, Any]) -> Operation:
+    def chosen(self, operation: Operation, row: Task, data: Mapping[str, Any]) -> Operation:
         """Replay what has ended instead of a retry, and with edited arguments if there are any."""
         if operation is operator_actions.retry and row.status in REPLAYABLE:
             return operator_actions.replay
-        if operation is operator_actions.replay and "target_config" in given:
+        if operation is operator_actions.replay and "target_config" in data:
             return operator_actions.replay_edited
         return operation
 
-    def prepared(self, operation: Operation, row: Task, given: dict[str, Any]) -> Mapping[str, Any]:
+    def prepared(self, operation: Operation, row: Task, data: dict[str, Any]) -> Mapping[str, Any]:
         """Check edited arguments, and the time of a reschedule."""
         if operation is operator_actions.reschedule:
             try:
-                fields.not_past(given["run_at"])
+                fields.not_past(data["run_at"])
             except ValidationError:
                 text = "is more than a day in the past"
                 raise problems.invalid_field("#/run_at", text, "past") from None
-        if "target_config" not in given:
-            return given
-        changes = {name: value for name, value in given.items() if name != "target_config"}
-        return {**changes, **edited_arguments(row.name, row, given["target_config"], self.caller)}
+        if "target_config" not in data:
+            return data
+        changes = {name: value for name, value in data.items() if name != "target_config"}
+        return {**changes, **edited_arguments(row.name, row, data["target_config"], self.caller)}
 
     # The attempts of a task.
 
@@ -673,20 +679,20 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     )
     def remove_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task no longer wait for the task ``upstream``."""
-        given = self.query()
-        given["reason"] = given.get("reason", "")[:REASON_MAX]
-        return self._with_upstream(given, graph_operations.remove_edge)
+        parameters = self.query()
+        parameters["reason"] = parameters.get("reason", "")[:REASON_MAX]
+        return self._with_upstream(parameters, graph_operations.remove_edge)
 
-    def _with_upstream(self, given: Mapping[str, Any], operation: Operation) -> Response:
+    def _with_upstream(self, data: Mapping[str, Any], operation: Operation) -> Response:
         def act() -> StoredAnswer:
             row = self.find()
-            upstream = self.rows().filter(pk=given["upstream"]).first()
+            upstream = self.rows().filter(pk=data["upstream"]).first()
             if upstream is None:
                 reason = ("is the id of no task", "unknown_task")
                 if operation is graph_operations.remove_edge:
                     raise problems.invalid_parameter("upstream", *reason, problems.INVALID)
                 raise problems.invalid_field("#/upstream", *reason)
-            done = perform(operation, row, self.caller, {**given, "upstream": upstream})
+            done = perform(operation, row, self.caller, {**data, "upstream": upstream})
             if not done.changed and operation is graph_operations.remove_edge:
                 raise refused(row)
             return StoredAnswer(200, graph_json(self._graph()))
@@ -714,22 +720,22 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         """Create up to 1,000 tasks; an item that is refused does not affect the others."""
         items = self.body().get("items")
         self.charge_items(len(items) if isinstance(items, list) else 0)
-        given = self.valid()
-        return self.write(lambda: self._created_many(given["items"], given["atomic"]))
+        data = self.valid()
+        return self.write(lambda: self._created_many(data["items"], data["atomic"]))
 
     def _created_many(self, items: Sequence[Any], atomic: bool) -> StoredAnswer:
         before, results = created_so_far(), dict[int, dict[str, Any]]()
         valid: dict[int, _ValidItem] = {}
-        for index, item in enumerate(items):
+        for index, body in enumerate(items):
             try:
-                given = NewTaskBody.valid(item, briefly=len(results) >= _EXPLAINED)
-                call = new_call(given, self.caller)
-                valid[index] = _ValidItem(given, call, new_task(call))
+                item_data = NewTaskBody.valid(body, briefly=len(results) >= _EXPLAINED)
+                call = new_call(item_data, self.caller)
+                valid[index] = _ValidItem(item_data, call, new_task(call))
             except _REFUSALS as error:
                 results[index] = _refused(index, problems.problem_of(error))
-        independent = [one.task for one in valid.values() if one.call.options.depends_on is None]
+        independent = [item.task for item in valid.values() if item.call.options.depends_on is None]
         free = {task.id for task in enqueue.with_free_keys(self.tenant_id, independent)}
-        together = {index: one.task for index, one in valid.items() if one.task.id in free}
+        together = {index: item.task for index, item in valid.items() if item.task.id in free}
         is_full = False
         if not atomic:
             admitted = quotas.charge_some_open_tasks(self.caller.tenant, len(together))
@@ -742,18 +748,18 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         results |= {
             index: _made(task.id) for index, task in together.items() if task.id in inserted
         }
-        rest = {index: one for index, one in valid.items() if index not in results}
-        self._add_existing(rest, results)
+        remaining = {index: item for index, item in valid.items() if index not in results}
+        self._add_existing(remaining, results)
         alone = 0
-        for index, one in rest.items():
+        for index, item in remaining.items():
             if index in results:
                 continue
             alone += 1
             try:
                 if alone > _ALONE_MAX:
-                    raise problems.invalid_field(one.field, _TOO_MANY_ALONE, "too_many")
+                    raise problems.invalid_field(item.field, _TOO_MANY_ALONE, "too_many")
                 results[index] = self._created_alone(
-                    one.call, one.given, charged=not atomic, is_full=is_full
+                    item.call, item.data, charged=not atomic, is_full=is_full
                 )
             except _REFUSALS as error:
                 results[index] = _refused(index, problems.problem_of(error))
@@ -761,17 +767,17 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 is_full = is_full or isinstance(error, QuotaExceeded)
         refused = [results[index] for index in sorted(results) if "problem" in results[index]]
         if atomic and refused:
-            parts = [part for one in refused for part in one["problem"]["errors"]]
+            errors = [error for result in refused for error in result["problem"]["errors"]]
             raise problems.Problem(
                 problems.INVALID,
                 f"{len(refused)} of {len(items)} items are refused, and no task is created.",
-                more={"errors": parts[:_ITEMS_MAX]},
+                more={"errors": errors[:_ITEMS_MAX]},
             )
         new = len(inserted) + created_so_far() - before
         if atomic:
             quotas.charge_open_tasks(self.caller.tenant, new)
         data = [results[index] for index in range(len(items))]
-        ids = [one["task_id"] for one in data if one["status"] == 201]
+        ids = [result["task_id"] for result in data if result["status"] == 201]
         with recorded("task.create_many") as entry:
             rows = [(key, self.tenant_id) for key in ids]
             entry.several("task", rows, {}, {"created": len(ids)})
@@ -781,22 +787,22 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         self, items: Mapping[int, _ValidItem], results: dict[int, dict[str, Any]]
     ) -> None:
         """Add the results of the items whose idempotency keys belong to existing tasks."""
-        keys = {one.task.idempotency_key or "" for one in items.values()} - {""}
+        keys = {item.task.idempotency_key or "" for item in items.values()} - {""}
         first = enqueue.first_calls(self.tenant_id, keys)
-        for index, one in items.items():
-            existing = first.get(one.task.idempotency_key or "")
+        for index, item in items.items():
+            existing = first.get(item.task.idempotency_key or "")
             if existing is None:
                 continue
             try:
-                label = f"idempotency_key={one.task.idempotency_key!r}"
-                enqueue.check_same_call(existing, one.task, label)
-                self._check_existing(one.given, existing.pk)
+                label = f"idempotency_key={item.task.idempotency_key!r}"
+                enqueue.check_same_call(existing, item.task, label)
+                self._check_existing(item.data, existing.pk)
                 results[index] = _made(existing.pk, 200)
             except _REFUSALS as error:
                 results[index] = _refused(index, problems.problem_of(error))
 
     def _created_alone(
-        self, call: Call, given: Mapping[str, Any], *, charged: bool, is_full: bool
+        self, call: Call, data: Mapping[str, Any], *, charged: bool, is_full: bool
     ) -> dict[str, Any]:
         before = created_so_far()
         with tables.atomic():
@@ -807,7 +813,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             if is_new and charged:
                 quotas.charge_open_tasks(self.caller.tenant, 1)
             if not is_new:
-                self._check_existing(given, key)
+                self._check_existing(data, key)
         return _made(key, 201 if is_new else 200)
 
     @_bulk(
@@ -825,17 +831,17 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         return self._started(BulkKind.REPLAY)
 
     def _started(self, kind: BulkKind) -> Response:
-        given, caller = self.valid(), self.caller
+        data, caller = self.valid(), self.caller
         which = TaskFilter(
-            status=Status(given["status"]) if "status" in given else None,
-            queue=given.get("queue"),
-            name=given.get("name"),
-            since=given.get("created_from"),
-            before=given.get("created_to"),
+            status=Status(data["status"]) if "status" in data else None,
+            queue=data.get("queue"),
+            name=data.get("name"),
+            since=data.get("created_from"),
+            before=data.get("created_to"),
         )
 
         def act() -> StoredAnswer:
-            with acting(by=caller.name, reason=given.get("reason", "")):
+            with acting(by=caller.name, reason=data.get("reason", "")):
                 row = bulk_operations.start(caller.tenant, kind, which)
             if kind is BulkKind.REPLAY:
                 # A cancellation frees the quota, so that it must not be refused by it.
@@ -858,13 +864,9 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             "pk__gte": which.first_id,
             "pk__lt": until,
         }
-        given = {name: value for name, value in filters.items() if value is not None}
-        found = TaskPagination(self.tenant_id, given).rows_of(self.rows(), None, _SAMPLE)
-        return [str(row.pk) for row in found]
-
-
-def _columns(name: str) -> tuple[str, ...]:
-    return _COLUMNS.get(name, (name,))
+        lookups = {name: value for name, value in filters.items() if value is not None}
+        sample = TaskPagination(self.tenant_id, lookups).rows_of(self.rows(), None, _SAMPLE)
+        return [str(row.pk) for row in sample]
 
 
 def _made(task_id: Any, status: int = 201) -> dict[str, Any]:
@@ -873,10 +875,10 @@ def _made(task_id: Any, status: int = 201) -> dict[str, Any]:
 
 def _refused(index: int, problem: problems.Problem) -> dict[str, Any]:
     """Return the result of a refused item; its places begin with the place of the item."""
-    parts = problem.parts or (problems.InvalidPart("#", problem.detail),)
+    invalid_parts = problem.parts or (problems.InvalidPart("#", problem.detail),)
     errors = [
-        {**part.as_json(), part.place: f"#/items/{index}{part.name.removeprefix('#')}"}
-        for part in parts
+        {**invalid.as_json(), invalid.place: f"#/items/{index}{invalid.name.removeprefix('#')}"}
+        for invalid in invalid_parts
     ]
     content = {"code": problem.kind.code, "detail": problem.detail, "errors": errors}
     return {"status": problem.kind.status, "problem": content}

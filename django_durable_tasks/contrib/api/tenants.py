@@ -170,16 +170,16 @@ class AuditViewSet(ApiViewSet):
         """Return an entry. For a key, the names, reasons and addresses of operators are left out,
         because operators write them for each other.
         """
-        found = super().show(row, caller)
+        values = super().show(row, caller)
         is_own = row.source == AuditSource.API and row.actor.startswith(KEY_ACTOR)
         if caller.user is not None or is_own:
-            return found
+            return values
         hidden = {
             side: {
                 name: OPERATOR if name in _NAMES and value else value
-                for name, value in found[side].items()
+                for name, value in values[side].items()
                 if name not in _REASONS
             }
             for side in ("before", "after")
         }
-        return {**found, **hidden, "actor": OPERATOR, "reason": "", "address": None}
+        return {**values, **hidden, "actor": OPERATOR, "reason": "", "address": None}

@@ -54,9 +54,9 @@ _NAME = "durable-api"
 _namespace: ContextVar[str] = ContextVar("durable_api_namespace", default=_NAME)
 
 
-def address_of(name: str, **parts: Any) -> str:
+def address_of(name: str, **kwargs: Any) -> str:
     """Return the path of a route by its name."""
-    return reverse(f"{_namespace.get()}:{name}", kwargs=parts)
+    return reverse(f"{_namespace.get()}:{name}", kwargs=kwargs)
 
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
@@ -76,15 +76,15 @@ class JsonNegotiation(BaseContentNegotiation):
 
     def select_parser(self, request: Request, parsers: Any) -> Any:
         """Return the JSON parser, also for ``application/json; charset=utf-8``."""
-        given = (request.content_type or "").partition(";")[0].strip().lower()
-        return next((parser for parser in parsers if parser.media_type == given), None)
+        content_type = (request.content_type or "").partition(";")[0].strip().lower()
+        return next((parser for parser in parsers if parser.media_type == content_type), None)
 
     def select_renderer(
         self, request: Request, renderers: Any, format_suffix: str | None = None
     ) -> tuple[Any, str]:
         """Return the JSON renderer; raises Problem."""
         accepted = request.headers.get("Accept", "*/*").lower() or "*/*"
-        kinds = [part.partition(";")[0].strip() for part in accepted.split(",")]
+        kinds = [media_range.partition(";")[0].strip() for media_range in accepted.split(",")]
         view: Any = request.parser_context["view"]
         fitting = {"*/*", "application/*", "application/json", problems.MEDIA_TYPE}
         fitting |= set(view.endpoint.media_types if view.endpoint else ())
@@ -211,10 +211,10 @@ class ApiViewSet(GenericViewSet[Any]):
     @property
     def caller(self) -> authentication.Caller:
         """Who sends the request; raises NotAuthenticated."""
-        found = self.request.user
-        if not isinstance(found, authentication.Caller):
+        user = self.request.user
+        if not isinstance(user, authentication.Caller):
             raise NotAuthenticated
-        return found
+        return user
 
     @property
     def tenant_id(self) -> int:
@@ -232,8 +232,8 @@ class ApiViewSet(GenericViewSet[Any]):
         """Give the request its id, which the client may choose."""
         match = request.resolver_match
         _namespace.set(":".join(match.namespaces) if match and match.namespaces else _NAME)
-        given = request.headers.get("X-Request-Id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = request.headers.get("X-Request-Id", "")
+        self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
         return super().initialize_request(request, *args, **kwargs)
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -273,9 +273,11 @@ class ApiViewSet(GenericViewSet[Any]):
         endpoint or its operations, otherwise Django's.
         """
         needs: Endpoint = getattr(cls, name).endpoint
-        found = needs.permissions or tuple(one.permission for one in needs.operations)
+        permissions = needs.permissions or tuple(
+            operation.permission for operation in needs.operations
+        )
         label, dot, model = cls.reads[0].rpartition(".")
-        return found or (f"{label}{dot}{'add' if name == 'create' else 'change'}_{model}",)
+        return permissions or (f"{label}{dot}{'add' if name == 'create' else 'change'}_{model}",)
 
     def require_scope(self, scope: ApiScope) -> None:
         """Raise Problem unless the key has this scope."""
@@ -318,7 +320,7 @@ class ApiViewSet(GenericViewSet[Any]):
 
     def query(self) -> dict[str, Any]:
         """Return the values of the given query parameters of the action; raises Problem."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, field in ((self.endpoint or Endpoint()).filters or {}).items():
             text = self.request.query_params.get(name)
             if text is None and field.required:
@@ -328,26 +330,26 @@ class ApiViewSet(GenericViewSet[Any]):
             if text is None:
                 continue
             try:
-                found[name] = field.run_validation(text)
+                values[name] = field.run_validation(text)
             except ValidationError as refused:
                 (detail,) = refused.detail
                 code = str(getattr(detail, "code", "invalid"))
                 raise problems.invalid_parameter(name, str(detail), code) from None
-        return found
+        return values
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object of the request, empty without a body; raises Problem."""
         data = self.request.data
         if not isinstance(data, dict):
-            part = problems.InvalidPart("#", "is no JSON object", "type")
-            raise problems.Problem(problems.INVALID, "The body is no JSON object.", [part])
+            invalid = problems.InvalidPart("#", "is no JSON object", "type")
+            raise problems.Problem(problems.INVALID, "The body is no JSON object.", [invalid])
         return data
 
     def valid(self) -> dict[str, Any]:
         """Return the validated body of the action; raises Problem or ValidationError."""
         needs: Any = self.endpoint
-        found: dict[str, Any] = needs.body.valid(self.body())
-        return found
+        data: dict[str, Any] = needs.body.valid(self.body())
+        return data
 
     def charge_items(self, number: int) -> None:
         """Count a request with many items as further requests, before the items are read.
@@ -405,8 +407,8 @@ class ApiViewSet(GenericViewSet[Any]):
     def rows(self) -> QuerySet[Any]:
         """Return the rows of the tenant."""
         model: Any = self.answer.Meta.model
-        found: QuerySet[Any] = model.objects.using(conf.settings().DATABASE)
-        return found.filter(tenant_id=self.tenant_id)
+        queryset: QuerySet[Any] = model.objects.using(conf.settings().DATABASE)
+        return queryset.filter(tenant_id=self.tenant_id)
 
     def find(self, *, lock: bool = False) -> Any:
         """Return the object of the address, locked for a change if ``lock``; raises Problem.
@@ -422,8 +424,8 @@ class ApiViewSet(GenericViewSet[Any]):
 
     def show(self, row: Any, caller: authentication.Caller) -> dict[str, Any]:
         """Return an object as JSON values for this caller."""
-        found: dict[str, Any] = self.answer.shown(row, plain=caller.reads_secrets)
-        return found
+        values: dict[str, Any] = self.answer.shown(row, plain=caller.reads_secrets)
+        return values
 
     def tag_of(self, row: Any, shown: Mapping[str, Any] | bytes) -> str:
         """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
@@ -439,22 +441,23 @@ class ApiViewSet(GenericViewSet[Any]):
     def tagged(self, row: Any, shown: Mapping[str, Any]) -> Response:
         """Return an object with its ETag, or 304 if the client has it."""
         tag = self.tag_of(row, shown)
-        given = self.request.headers.get("If-None-Match", "")
-        if given == "*" or tag in [part.strip().removeprefix("W/") for part in given.split(",")]:
+        header = self.request.headers.get("If-None-Match", "")
+        known = [text.strip().removeprefix("W/") for text in header.split(",")]
+        if header == "*" or tag in known:
             return Response(status=304, headers={"ETag": tag})
         return Response(shown, headers={"ETag": tag})
 
     def require_version(self, row: Any) -> None:
         """Check ``If-Match`` against the present version; raises Problem."""
-        given = self.request.headers.get("If-Match")
-        if given is None:
+        header = self.request.headers.get("If-Match")
+        if header is None:
             text = "send the ETag of the object."
             raise problems.invalid_header("If-Match", text, problems.VERSION_REQUIRED)
         # Proxies that compress answers add `W/`.
         tags = [
-            tag.strip().removeprefix("W/").strip('"').partition("-")[0] for tag in given.split(",")
+            tag.strip().removeprefix("W/").strip('"').partition("-")[0] for tag in header.split(",")
         ]
-        if given.strip() != "*" and str(self.version_of(row)) not in tags:
+        if header.strip() != "*" and str(self.version_of(row)) not in tags:
             text = "the object has another version now."
             raise problems.invalid_header("If-Match", text, problems.STALE_VERSION)
 
@@ -466,9 +469,9 @@ class ApiViewSet(GenericViewSet[Any]):
     ) -> Response:
         """Return a page of these rows, shown by ``show`` or as the objects of the viewset."""
         pages = paginator or KeysetPagination(self.tenant_id, self.order)
-        found, caller = pages.paginate_queryset(rows, self.request, self), self.caller
+        objects, caller = pages.paginate_queryset(rows, self.request, self), self.caller
         represent = show or (lambda row: self.show(row, caller))
-        return pages.get_paginated_response([represent(row) for row in found])
+        return pages.get_paginated_response([represent(row) for row in objects])
 
     def whole(self, data: Sequence[Any]) -> Response:
         """Return a list that has one page."""
@@ -493,12 +496,12 @@ class ApiViewSet(GenericViewSet[Any]):
         """Call ``change`` with the object of the address and the validated body, if the client has
         the present version; return the changed object. ``lock``: the object is locked before.
         """
-        given = self.valid()
+        data = self.valid()
 
         def act() -> StoredAnswer:
             row = self.find(lock=lock)
             self.require_version(row)
-            change(row, given)
+            change(row, data)
             return self.changed(self.find())
 
         return self.write(act, self.before)
@@ -616,13 +619,13 @@ def idempotency_key(request: Request) -> str | None:
     A GET that writes an audit entry has no key, because its answer contains secrets, which must not
     be stored.
     """
-    given = request.headers.get("Idempotency-Key")
-    if given is None or request.method not in WRITES:
+    header = request.headers.get("Idempotency-Key")
+    if header is None or request.method not in WRITES:
         return None
-    text = given.strip()
+    text = header.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    if len(given) > KEY_SENT_MAX or not _KEY.fullmatch(text):
+    if len(header) > KEY_SENT_MAX or not _KEY.fullmatch(text):
         raise problems.invalid_header(
             "Idempotency-Key", "give 1 to 200 printable ASCII characters."
         )

@@ -111,7 +111,7 @@ def _request(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message_name(kind: EventType) -> str:
-    return "".join(part.title() for part in kind.split(".")) + "Message"
+    return "".join(word.title() for word in kind.split(".")) + "Message"
 
 
 def _data_name(kind: EventType) -> str:
@@ -124,10 +124,10 @@ def _reference(name: str) -> dict[str, Any]:
 
 def _message(kind: EventType) -> dict[str, Any]:
     """Return the schema of a whole body."""
-    found = _object(EventMessage)
-    members: dict[str, Any] = found["properties"]
+    schema = _object(EventMessage)
+    members: dict[str, Any] = schema["properties"]
     members |= {"type": {"const": str(kind)}, "data": _reference(_data_name(kind))}
-    return found
+    return schema
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
@@ -142,8 +142,8 @@ def schema_of(hint: Any) -> dict[str, Any]:
         return schema_of(arguments[0])
     if origin is Annotated:
         return schema_of(arguments[0]) | {
-            "format" if isinstance(one, Format) else "description": getattr(one, "name", one)
-            for one in hint.__metadata__
+            "format" if isinstance(item, Format) else "description": getattr(item, "name", item)
+            for item in hint.__metadata__
         }
     if origin in (Union, UnionType):
         # A parameter that may be None need not be given; one of several types has no schema.
@@ -152,7 +152,7 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if origin in (list, Sequence):
         return {"type": "array", "items": schema_of(arguments[0])}
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return {"type": "string", "enum": [str(one) for one in hint]}
+        return {"type": "string", "enum": [str(item) for item in hint]}
     return _TYPES[origin or hint]
 
 

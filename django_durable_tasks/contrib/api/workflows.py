@@ -17,7 +17,7 @@ from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
 from django_durable_tasks.contrib.api.operations import OperationsMixin
-from django_durable_tasks.contrib.api.problems import invalid_field
+from django_durable_tasks.contrib.api.problems import invalid_field, problem_in
 from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import target_of
@@ -113,8 +113,9 @@ def items_of(body: Mapping[str, Any]) -> int:
     """
     steps = body.get("steps")
     known = steps if isinstance(steps, list) else []
-    after = [one.get("after") for one in known if isinstance(one, dict)]
-    return len(known) + sum(len(one) for one in after if isinstance(one, list | dict)) // 100
+    after = [step.get("after") for step in known if isinstance(step, dict)]
+    edges = sum(len(names) for names in after if isinstance(names, list | dict))
+    return len(known) + edges // 100
 
 
 def _check_number_of_dependencies(steps: Sequence[Mapping[str, Any]]) -> None:
@@ -131,36 +132,36 @@ def _check_number_of_dependencies(steps: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def workflow_from(given: Mapping[str, Any], caller: Caller) -> Workflow:
+def workflow_from(data: Mapping[str, Any], caller: Caller) -> Workflow:
     """Return the workflow of a validated body; raises Problem or DurableTasksError."""
-    flow = Workflow(given["name"], deadline=given.get("deadline"))
+    flow = Workflow(data["name"], deadline=data.get("deadline"))
     steps = dict[str, Step]()
-    _check_number_of_dependencies(given["steps"])
-    for index, one in enumerate(given["steps"]):
+    _check_number_of_dependencies(data["steps"])
+    for index, step_data in enumerate(data["steps"]):
         pointer = f"#/steps/{index}"
-        if one["step"] in steps:
+        if step_data["step"] in steps:
             raise invalid_field(f"{pointer}/step", "is the name of another step", "duplicate")
         try:
             target = target_of(
-                one, caller, pointer, lambda config, place: _resolved(config, steps, place)
+                step_data, caller, pointer, lambda config, place: _resolved(config, steps, place)
             )
-            options = {name: one[name] for name in StepBody.Meta.options if name in one}
-            steps[one["step"]] = flow.add_call(
+            options = {name: step_data[name] for name in StepBody.Meta.options if name in step_data}
+            steps[step_data["step"]] = flow.add_call(
                 _TaskWithOptions(target.registered, call_options(CallOptions(), options)),
                 target.args,
                 target.kwargs,
-                join=one.get("join", "ALL"),
-                on_upstream_failure=one["on_upstream_failure"],
-                step=one["step"],
+                join=step_data.get("join", "ALL"),
+                on_upstream_failure=step_data["on_upstream_failure"],
+                step=step_data["step"],
                 # The client chooses who receives a callback or a message.
-                hides_secrets=one["target_type"] != TargetType.CELERY_TASK
+                hides_secrets=step_data["target_type"] != TargetType.CELERY_TASK
                 and not caller.reads_secrets,
             )
         except DurableTasksError as refused:
-            raise invalid_field(pointer, str(refused)) from None
-    for index, one in enumerate(given["steps"]):
+            raise problem_in(pointer, refused) from None
+    for index, step_data in enumerate(data["steps"]):
         place = f"#/steps/{index}/after"
-        after = one.get("after", [])
+        after = step_data.get("after", [])
         if not isinstance(after, list | dict) or not all(isinstance(name, str) for name in after):
             raise invalid_field(place, "is neither a list nor an object of names of steps", "type")
         for name in after:
@@ -168,12 +169,12 @@ def workflow_from(given: Mapping[str, Any], caller: Caller) -> Workflow:
                 hint = did_you_mean(name, list(steps))
                 raise invalid_field(place, f"{name[:100]!r} is no step. {hint}".strip(), "unknown")
         try:
-            needed_of(one.get("join", "ALL"), len(after))
+            needed_of(step_data.get("join", "ALL"), len(after))
         except DurableTasksError as refused:
             raise invalid_field(f"{place.removesuffix('after')}join", str(refused)) from None
         kinds = after if isinstance(after, dict) else dict.fromkeys(after, "MUST_SUCCEED")
         try:
-            steps[one["step"]].after({steps[name]: kind for name, kind in kinds.items()})
+            steps[step_data["step"]].after({steps[name]: kind for name, kind in kinds.items()})
         except DependencyCycle as refused:
             raise invalid_field(place, str(refused), "cycle") from None
         except DurableTasksError as refused:
@@ -195,18 +196,18 @@ def _resolved(value: Any, steps: Mapping[str, Step], pointer: str) -> Any:
 def _reference(value: Mapping[str, Any], steps: Mapping[str, Step], pointer: str) -> Any:
     name, path = value[MARK], value.get("path", [])
     known = isinstance(name, str) and name in steps
-    parts = isinstance(path, list) and all(type(part) in (str, int) for part in path)
-    if not known or not parts or set(value) - {MARK, "path"}:
+    is_path = isinstance(path, list) and all(type(key) in (str, int) for key in path)
+    if not known or not is_path or set(value) - {MARK, "path"}:
         raise invalid_field(
             pointer,
             f'contains a wrong reference: write {{"{MARK}": "step"}} with the name of an earlier'
             ' step, and "path" for a part of its result',
             "reference",
         )
-    found = steps[name].result
-    for part in path:
-        found = found[part]
-    return found
+    result = steps[name].result
+    for key in path:
+        result = result[key]
+    return result
 
 
 class WorkflowAnswer(Answer):
@@ -239,17 +240,27 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
     def create(self, request: Request) -> Response:
         """Start a workflow, or return the open one with the same key."""
         self.charge_items(items_of(self.body()))
-        given = self.valid()
-        flow = workflow_from(given, self.caller)
-        return self.write(lambda: self._started(given, flow))
+        data = self.valid()
+        flow = workflow_from(data, self.caller)
+        return self.write(lambda: self._started(data, flow))
 
-    def _started(self, given: Mapping[str, Any], flow: Workflow) -> StoredAnswer:
-        tenant, key = self.caller.tenant, given.get("key")
+    def _started(self, data: Mapping[str, Any], flow: Workflow) -> StoredAnswer:
+        tenant, key = self.caller.tenant, data.get("key")
         before = key and self.rows().filter(open_key=key).exists()
         with recorded("workflow.start") as entry:
-            run = flow.start(
-                run_at=given.get("run_at"), key=key, tenant=tenant, priority=given.get("priority")
-            )
+            try:
+                run = flow.start(
+                    run_at=data.get("run_at"),
+                    key=key,
+                    tenant=tenant,
+                    priority=data.get("priority"),
+                )
+            except DurableTasksError as refused:
+                names = [step["step"] for step in data["steps"]]
+                if refused.step not in names:
+                    raise
+                pointer = f"#/steps/{names.index(refused.step)}"
+                raise problem_in(pointer, refused) from None
             if not before:
                 entry.subject("workflow", run.pk, tenant.pk)
                 entry.detail(name=run.name, key=key, total=run.total)

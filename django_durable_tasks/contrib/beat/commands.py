@@ -30,7 +30,7 @@ from django_durable_tasks.command.subcommand import (
     subcommand,
     table,
 )
-from django_durable_tasks.contrib.beat import compare, shadow_fires, tables
+from django_durable_tasks.contrib.beat import compare, entries, shadow_fires, tables
 from django_durable_tasks.contrib.beat.shadow_fires import Shadow
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
@@ -89,27 +89,48 @@ _database = argument(
         action="store_true",
         help="switch off in beat what fires here from now on",
     ),
+    argument(
+        "--settings",
+        dest="of_settings",
+        action="store_true",
+        help="read CELERY_BEAT_SCHEDULE and add_periodic_task() instead of beat's tables",
+    ),
+    argument(
+        "--print",
+        dest="as_settings",
+        action="store_true",
+        help="with --settings: print DURABLE_TASKS['SCHEDULES'] and import nothing",
+    ),
     _database,
     operations=(tables.take_over,),
 )
 def import_beat(options: Options, out: Output) -> int:
-    """Compare the fire times of each row of django-celery-beat with those of its import, and import
-    it.
+    """Compare the fire times of each row of django-celery-beat, or of each entry of
+    CELERY_BEAT_SCHEDULE, with those of its import, and import it.
 
     Examples:
         import-beat --dry-run
+        import-beat --settings --dry-run
+        import-beat --settings --print
         import-beat --paused
         import-beat --only nightly-report --disable-in-beat
         import-beat --carry --format json
     """
     load_declarations()
-    now, database = database_now(), options["database"]
-    wanted = options["only"] or []
-    beat_rows = tables.rows(database, wanted)
-    missing = sorted(set(wanted) - {row.name for row in beat_rows})
+    now, names = database_now(), options["only"] or []
+    of_settings = options["of_settings"]
+    if options["as_settings"] and not of_settings:
+        refuse("--print needs --settings.")
+    if of_settings and options["disable_in_beat"]:
+        refuse("--disable-in-beat cannot change settings: remove these entries from them instead.")
+    beat_rows: Sequence[tables.BeatRow | entries.Unreadable]
+    beat_rows = entries.entries(names) if of_settings else tables.rows(options["database"], names)
+    missing = sorted(set(names) - {row.name for row in beat_rows})
     if missing:
         refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
     rows = [_judged(row, now, options) for row in beat_rows]
+    if options["as_settings"]:
+        return _print_settings(rows, out)
     if not options["dry_run"]:
         for row in rows:
             if row.act == IMPORT:
@@ -152,54 +173,82 @@ def import_beat(options: Options, out: Output) -> int:
         out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
     active = [row for row in rows if row.act == IMPORT and row.begins == "ACTIVE"]
     if active and not options["disable_in_beat"]:
+        remedy = (
+            "remove them from the settings"
+            if of_settings
+            else "switch them off there with --disable-in-beat"
+        )
         out.note(
             f"{len(active)} of these fire here and in beat, as long as beat runs and has them: stop"
-            " it, switch them off there with --disable-in-beat, or import them --paused and"
-            " compare with `manage.py durable shadow`."
+            f" it, {remedy}, or import them --paused and compare with `manage.py durable shadow`."
         )
     if options["dry_run"]:
         out.note("Nothing was imported (--dry-run).")
     return REFUSED if any(row.act == REFUSE for row in rows) else OK
 
 
-def _judged(given: tables.BeatRow, now: datetime, options: Options) -> BeatImportRow:
-    durable, before = registry.find(given.task) is not None, tables.known(given.name)
-    row = compare.seen_by_beat(given)
+def _print_settings(rows: Sequence[BeatImportRow], out: Output) -> int:
+    """Print the declarations of the entries that can be imported, and the reasons of the others."""
+    imported = [row for row in rows if row.act == IMPORT]
+    declared = [
+        (row.name, PLAIN_CELERY_TASK if row.carried else row.task, row.options) for row in imported
+    ]
+    data = {name: {"task": task, **hidden(keywords)} for name, task, keywords in declared}
+    out.emit(data, entries.as_settings(declared))
+    for row in rows:
+        if row.act != IMPORT:
+            out.note(f"{row.name}: {row.act}: {row.reason}")
+        for difference in row.differences:
+            out.note(f"{row.name}: {difference}")
+    return REFUSED if any(row.act == REFUSE for row in rows) else OK
+
+
+def _judged(
+    entry: tables.BeatRow | entries.Unreadable, now: datetime, options: Options
+) -> BeatImportRow:
+    if isinstance(entry, entries.Unreadable):
+        return BeatImportRow(entry.name, entry.task, REFUSE, entry.reason)
+    durable, before = registry.find(entry.task) is not None, tables.known(entry.name)
+    row = entry if options["of_settings"] else compare.seen_by_beat(entry)
     if durable and (row.exchange is not None or row.routing_key):
         # The queue to which its exchange and routing key lead, if there is one.
         queue = queue_at(row.exchange, row.routing_key or None)
         if queue is not None:
             row = dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
-    found = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
+    result = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
     try:
         tables.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
         become = tables.imported(row, tables.ImportContext(now, fields, durable, on_redis))
+        interval = become.options.get("interval") if options["of_settings"] else None
+        if before is not None and interval is not None and interval == before.interval_seconds:
+            # Settings have no last run: another import must not begin to count again.
+            become.options["start_time"] = before.start_time
         values = {"start_time": now, **columns(row.name, become.options)}
         agenda = agenda_from(RecurringTask(name=row.name, **values), None)
         comparison = compare.compared(row, agenda, now)
     except DurableTasksError as refused:
-        found.act, found.reason = (
+        result.act, result.reason = (
             OVER if isinstance(refused, tables.BeatRowOver) else REFUSE,
             str(refused),
         )
-        return found
-    found.options, found.here, found.beat = become.options, comparison.here, comparison.beat
-    found.differences = (*become.remarks, *comparison.differences)
+        return result
+    result.options, result.here, result.beat = become.options, comparison.here, comparison.beat
+    result.differences = (*become.remarks, *comparison.differences)
     if not row.enabled:
-        found.begins = tables.DISABLED
+        result.begins = tables.DISABLED
     elif not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
-        found.begins = tables.NOT_ALLOWED
+        result.begins = tables.NOT_ALLOWED
     else:
-        found.begins = tables.IN_SHADOW if options["paused"] else "ACTIVE"
+        result.begins = tables.IN_SHADOW if options["paused"] else "ACTIVE"
     if before is not None and not row.enabled:
-        found.act, found.begins = OURS, str(before.status)
-        found.reason = "it was imported and is switched off in beat"
+        result.act, result.begins = OURS, str(before.status)
+        result.reason = "it was imported and is switched off in beat"
     elif not durable and not options["carry"]:
-        found.act = LISTED
-        found.reason = "its task is no durable task; decorate it, or import it with --carry"
-    return found
+        result.act = LISTED
+        result.reason = "its task is no durable task; decorate it, or import it with --carry"
+    return result
 
 
 # ``durable shadow``: compares the fires that this package would have created with those of
@@ -299,10 +348,12 @@ def _watch(options: Options, out: Output, start: datetime, tolerance: timedelta)
         while True:
             _wait(options["every"])
             end = database_now() - tolerance
-            for one in _compared_fires(options, start + timedelta(microseconds=1), end, tolerance):
-                if one.differs:
+            for comparison in _compared_fires(
+                options, start + timedelta(microseconds=1), end, tolerance
+            ):
+                if comparison.differs:
                     differed = True
-                    out.emit(_data_of_shadow(one), _line(one))
+                    out.emit(_data_of_shadow(comparison), _line(comparison))
             start = end
     except KeyboardInterrupt:
         return UNHEALTHY if differed else OK
@@ -312,17 +363,19 @@ def _wait(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def _data_of_shadow(found: Shadow) -> dict[str, Any]:
-    return {**dataclasses.asdict(found), "differs": found.differs}
+def _data_of_shadow(comparison: Shadow) -> dict[str, Any]:
+    return {**dataclasses.asdict(comparison), "differs": comparison.differs}
 
 
-def _line(found: Shadow) -> str:
+def _line(comparison: Shadow) -> str:
     sentences = [
         f"{who} alone: {_some(times)}"
-        for who, times in (("here", found.only_here), ("beat", found.only_beat))
+        for who, times in (("here", comparison.only_here), ("beat", comparison.only_beat))
         if times
     ]
-    return f"{found.name}: {'; '.join([*sentences, *([found.remark] if found.remark else [])])}"
+    if comparison.remark:
+        sentences.append(comparison.remark)
+    return f"{comparison.name}: {'; '.join(sentences)}"
 
 
 def _some(times: Sequence[datetime]) -> str:

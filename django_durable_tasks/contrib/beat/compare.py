@@ -18,9 +18,11 @@ from celery import current_app, schedules
 from celery.exceptions import ImproperlyConfigured
 
 from django_durable_tasks import conf
-from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab, Fields
+from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab, utc_text
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.schedules.agenda import Agenda
+from django_durable_tasks.schedules.celery_schedules import Fields
+from django_durable_tasks.schedules.celery_schedules import fields_of as fields_of_celerys
 from django_durable_tasks.schedules.timetables.types import walk
 from django_durable_tasks.schedules.timetables.zones import ClockChange, clock_changes, zone
 
@@ -71,14 +73,12 @@ def fields_of(crontab: Crontab) -> Fields | None:
         read = _crontab(crontab, _Clock(host_now()))
     except (ValueError, TypeError, schedules.ParseException):
         return None
-    parts = (read.minute, read.hour, read.day_of_month, read.month_of_year, read.day_of_week)
-    minute, hour, day, month, weekday = (tuple(sorted(part)) for part in parts)
-    return minute, hour, day, month, weekday
+    return fields_of_celerys(read)
 
 
 def _crontab(crontab: Crontab, clock: _Clock) -> Any:
     minute, hour, day, month, weekday = crontab.texts
-    found = schedules.crontab(
+    schedule = schedules.crontab(
         minute=minute,
         hour=hour,
         day_of_month=day,
@@ -86,8 +86,8 @@ def _crontab(crontab: Crontab, clock: _Clock) -> Any:
         day_of_week=weekday,
         nowfun=clock,
     )
-    found.tz = zone(crontab.timezone)
-    return found
+    schedule.tz = zone(crontab.timezone)
+    return schedule
 
 
 def _schedule(row: BeatRow, clock: _Clock) -> Any:
@@ -114,9 +114,9 @@ def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator
     at, before = max(now, _gate(row, schedule, now)), last or _last_run(row, now)
     while row.expires is None or at < row.expires:
         clock.at = at
-        rest = schedule.remaining_estimate(before.astimezone(schedule.tz))
-        if rest > timedelta(0):
-            at += rest
+        remaining = schedule.remaining_estimate(before.astimezone(schedule.tz))
+        if remaining > timedelta(0):
+            at += remaining
             continue
         yield at
         if row.one_off:
@@ -133,8 +133,8 @@ def _gate(row: BeatRow, schedule: Any, now: datetime) -> datetime:
     if row.crontab is None:
         return row.start_time
     start, ends_in, _ = schedule.remaining_delta(row.start_time.astimezone(schedule.tz))
-    found: datetime = start + ends_in
-    return found.astimezone(UTC)
+    first: datetime = start + ends_in
+    return first.astimezone(UTC)
 
 
 def _last_run(row: BeatRow, now: datetime) -> datetime:
@@ -157,19 +157,25 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
         return Comparison(
             here, None, ("SOLAR: beat's fire times are unknown here, the package ephem is missing",)
         )
-    found = [*_overdue(beat, here, now)]
+    differences = []
+    if beat and beat[0] == now and now not in here:
+        first = utc_text(here[0]) if here else "never"
+        differences.append(
+            "OWED: a run is due since before now, and beat would send it at once; here the first"
+            f" is {first}"
+        )
     if row.solar is not None:
-        found += _times(beat, here, tolerance=timedelta(minutes=2))
+        differences += _times(beat, here, tolerance=timedelta(minutes=2))
     if row.crontab is not None:
         name = row.crontab.timezone
         changes = [] if row.one_off else list(clock_changes(name, now, now + _AHEAD))
         end = changes[0].at - _AROUND if changes else now + _AHEAD
-        found += _times(*_both(row, agenda, now, end, most=_STEADY))
+        differences += _times(*_both(row, agenda, now, end, most=_STEADY))
         for change in changes:
             theirs, ours = _both(row, agenda, change.at - _AROUND, change.at + _AROUND)
             if theirs != ours:
-                found.append(_around(name, change, theirs, ours))
-    return Comparison(here, beat, tuple(found))
+                differences.append(_around(name, change, theirs, ours))
+    return Comparison(here, beat, tuple(differences))
 
 
 def _ran(row: BeatRow, now: datetime) -> datetime | None:
@@ -192,15 +198,6 @@ def _ours(row: BeatRow, agenda: Agenda, now: datetime) -> Iterator[datetime]:
     return islice(runs, 1 if row.one_off or row.clocked is not None else None)
 
 
-def _overdue(beat: Sequence[datetime], here: Sequence[datetime], now: datetime) -> Iterator[str]:
-    if beat and beat[0] == now and now not in here:
-        first = _instant(here[0]) if here else "never"
-        yield (
-            "OWED: a run is due since before now, and beat would send it at once; here the first"
-            f" is {first}"
-        )
-
-
 def _both(
     row: BeatRow, agenda: Agenda, start: datetime, end: datetime, most: int | None = None
 ) -> tuple[list[datetime], list[datetime]]:
@@ -215,7 +212,7 @@ def _times(
 ) -> Iterator[str]:
     apart = [pair for pair in zip(beat, here, strict=False) if abs(pair[0] - pair[1]) > tolerance]
     if apart:
-        yield f"TIMES: beat fires at {_instant(apart[0][0])}, here it is {_instant(apart[0][1])}"
+        yield f"TIMES: beat fires at {utc_text(apart[0][0])}, here it is {utc_text(apart[0][1])}"
     elif len(beat) != len(here) and not tolerance:
         yield f"TIMES: {len(beat)} fires of beat are {len(here)} here"
 
@@ -231,14 +228,10 @@ def _around(
         if times
     ]
     return (
-        f"DST: when the clock of {name} goes {way}, {_instant(change.at)}, {'; '.join(gap_rules)}"
+        f"DST: when the clock of {name} goes {way}, {utc_text(change.at)}, {'; '.join(gap_rules)}"
     )
 
 
 def _some(times: Sequence[datetime]) -> str:
     more = f" and {len(times) - _SHOWN} times more" if len(times) > _SHOWN else ""
-    return ", ".join(map(_instant, times[:_SHOWN])) + more
-
-
-def _instant(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return ", ".join(map(utc_text, times[:_SHOWN])) + more

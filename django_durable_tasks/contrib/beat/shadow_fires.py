@@ -109,8 +109,8 @@ def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
 def recorded_since() -> datetime | None:
     """Return the time of the oldest stored fire."""
     rows = ShadowFire.objects.using(tables.database()).order_by("recorded_at")
-    found: datetime | None = rows.values_list("recorded_at", flat=True).first()
-    return found
+    oldest: datetime | None = rows.values_list("recorded_at", flat=True).first()
+    return oldest
 
 
 def compare(
@@ -126,28 +126,25 @@ def compare(
 
     ``live`` are the names that are enabled in beat; None if they are unknown.
     """
-    fired_at = _recorded(start - tolerance, end + tolerance)
-    wanted, fired = set(names), None if live is None else set(live)
-    rows = RecurringTask.objects.using(tables.database()).for_tenant(DEFAULT_TENANT_ID)
-    mine = {row.name: row for row in rows.filter(source=BEAT) if fired is None or row.name in fired}
-    mine |= {row.name: row for row in rows.filter(name__in=fired_at)}
-    chosen = {name for name in {*fired_at, *mine} if not wanted or name in wanted}
-    return [
-        _shadow(name, mine.get(name), fired_at.get(name, []), start, end, tolerance)
-        for name in sorted(chosen)
-    ]
-
-
-def _recorded(start: datetime, end: datetime) -> dict[str, list[datetime]]:
-    rows = (
+    recorded = (
         ShadowFire.objects.using(tables.database())
-        .filter(recorded_at__range=(start, end))
+        .filter(recorded_at__range=(start - tolerance, end + tolerance))
         .order_by("recorded_at")
     )
-    found: dict[str, list[datetime]] = defaultdict(list)
-    for name, at in rows.values_list("name", "recorded_at").iterator():
-        found[name].append(at)
-    return found
+    fired_at: dict[str, list[datetime]] = defaultdict(list)
+    for name, at in recorded.values_list("name", "recorded_at").iterator():
+        fired_at[name].append(at)
+    selected, fired = set(names), None if live is None else set(live)
+    rows = RecurringTask.objects.using(tables.database()).for_tenant(DEFAULT_TENANT_ID)
+    by_name = {
+        row.name: row for row in rows.filter(source=BEAT) if fired is None or row.name in fired
+    }
+    by_name |= {row.name: row for row in rows.filter(name__in=fired_at)}
+    chosen = {name for name in {*fired_at, *by_name} if not selected or name in selected}
+    return [
+        _shadow(name, by_name.get(name), fired_at.get(name, []), start, end, tolerance)
+        for name in sorted(chosen)
+    ]
 
 
 def _shadow(

@@ -5,9 +5,8 @@ imports it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.schedules import lifecycle
+from django_durable_tasks.schedules.celery_schedules import Fields, cron_keywords
 from django_durable_tasks.schedules.options import BEAT, columns
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_names import PLAIN_CELERY_TASK
@@ -39,8 +39,6 @@ HOLDS = (DISABLED, IN_SHADOW, NOT_ALLOWED)
 """Why an imported row starts paused; a later import resumes it when the reason no longer exists."""
 
 _UNITS = {"days": 86_400.0, "hours": 3_600.0, "minutes": 60.0, "seconds": 1.0, "microseconds": 1e-6}
-_STARRED = re.compile(r"\*(/[1-9]\d*)?", re.ASCII)
-_WEEKDAYS = ("SU", "MO", "TU", "WE", "TH", "FR", "SA")
 _MICROSECOND = timedelta(microseconds=1)
 _HIGHEST = 9
 
@@ -66,21 +64,11 @@ class Crontab:
         return self.minute, self.hour, self.day_of_month, self.month_of_year, self.day_of_week
 
 
-Fields = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""The numbers that Celery's parser gives for the five fields, ascending; weekdays from Sunday, 0.
-"""
-WHOLE: Fields = (
-    tuple(range(60)),
-    tuple(range(24)),
-    tuple(range(1, 32)),
-    tuple(range(1, 13)),
-    tuple(range(7)),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatRow:
-    """One periodic task of beat's tables; one of interval, crontab, solar and clocked is given."""
+    """One periodic task of beat's tables or settings; it has one of interval, crontab, solar and
+    clocked.
+    """
 
     name: str
     task: str
@@ -104,6 +92,9 @@ class BeatRow:
     crontab: Crontab | None = None
     solar: tuple[str, float, float] | None = None
     clocked: datetime | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    """Options of an entry of ``beat_schedule`` that have no counterpart here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +125,12 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
     InvalidSchedule for an invalid one.
     """
     if row.expires is not None and row.expires <= setting.now:
-        raise BeatRowOver(f"It expired at {_instant(row.expires)}; beat would switch it off.")
+        raise BeatRowOver(f"It expired at {utc_text(row.expires)}; beat would switch it off.")
     if row.one_off and row.total_run_count > 0:
         raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
     if row.clocked is not None and row.clocked <= setting.now:
         effect = "would run it at its next start" if row.enabled else "has switched it off"
-        raise BeatRowOver(f"Its time, {_instant(row.clocked)}, has passed; beat {effect}.")
+        raise BeatRowOver(f"Its time, {utc_text(row.clocked)}, has passed; beat {effect}.")
     remarks: list[str] = []
     options: dict[str, Any] = {"overlap": Overlap.ALLOW.value, "description": row.description[:500]}
     options |= _timing(row, setting, remarks)
@@ -167,16 +158,16 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
                 f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
             )
         options["priority"] = ours
-    message = {
-        "exchange": row.exchange,
-        "routing key": row.routing_key,
-        "headers": _json(row, "headers", dict),
-    }
-    dropped = [name for name, value in message.items() if value]
+    headers = _json(row, "headers", dict)
+    call = {**row.limits, **({"headers": headers} if headers else {})}
+    if call:
+        options["options"] = call
+    message = {"exchange": row.exchange, "routing key": row.routing_key}
+    dropped = [*(name for name, value in message.items() if value), *row.dropped]
     if dropped:
         remarks.append(
-            f"MESSAGE: {', '.join(dropped)} are not kept: a durable task has a queue, and no"
-            " message of its own"
+            f"MESSAGE: not kept, because a durable task has a queue and no message of its own:"
+            f" {', '.join(dropped)}"
         )
     return Import(row.task, options, tuple(remarks))
 
@@ -188,17 +179,28 @@ def _timing(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[st
     later = row.start_time if row.start_time is not None and row.start_time > setting.now else None
     start = {"start_time": later} if later else {}
     if row.interval is not None:
-        return _interval(row, row.interval, later, setting.now, remarks)
+        number, unit = row.interval
+        if unit not in _UNITS:
+            raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
+        anchor = later or row.last_run_at or row.date_changed or setting.now
+        seconds = number * _UNITS[unit]
+        remarks.append(
+            f"INTERVAL: beat counts {seconds:g} s from its last send, so that it drifts; here from"
+            f" {utc_text(anchor)} on, without drift"
+        )
+        return {"interval": seconds, "start_time": anchor}
     if row.crontab is not None:
         if setting.fields is None:
             raise InvalidSchedule(
                 f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
             )
-        return (
-            _cron_keywords(row.crontab, setting.fields, remarks)
-            | {"timezone": row.crontab.timezone}
-            | start
-        )
+        keywords = cron_keywords(row.crontab.texts, setting.fields)
+        if "rrule" in keywords:
+            remarks.append(
+                "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as"
+                " a recurrence rule, which requires both"
+            )
+        return keywords | {"timezone": row.crontab.timezone} | start
     if row.solar is not None:
         event, latitude, longitude = row.solar
         return {"solar": event, "latitude": latitude, "longitude": longitude} | start
@@ -207,69 +209,6 @@ def _timing(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[st
     raise InvalidSchedule(
         "It has no interval, crontab, solar or clocked schedule; beat does not run it either."
     )
-
-
-def _interval(
-    row: BeatRow,
-    interval: tuple[int, str],
-    later: datetime | None,
-    now: datetime,
-    remarks: list[str],
-) -> dict[str, Any]:
-    number, unit = interval
-    if unit not in _UNITS:
-        raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
-    anchor = later or row.last_run_at or row.date_changed or now
-    seconds = number * _UNITS[unit]
-    remarks.append(
-        f"INTERVAL: beat counts {seconds:g} s from its last send, so that it drifts; here from"
-        f" {_instant(anchor)} on, without drift"
-    )
-    return {"interval": seconds, "start_time": anchor}
-
-
-def _cron_keywords(crontab: Crontab, fields: Fields, remarks: list[str]) -> dict[str, Any]:
-    """Return a cron with the same fire times; a rule of RFC 5545 if beat requires both days to
-    match, where cron requires one.
-    """
-    _, _, days, _, weekdays = fields
-    if len(days) == len(WHOLE[2]) or len(weekdays) == len(WHOLE[4]):
-        texts = [_field(*field) for field in zip(crontab.texts, fields, WHOLE, strict=True)]
-        return {"cron": " ".join(texts)}
-    remarks.append(
-        "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as a"
-        " recurrence rule, which requires both"
-    )
-    minutes, hours, days, months, weekdays = fields
-    parts = {
-        "BYMONTH": months,
-        "BYMONTHDAY": days,
-        "BYDAY": [_WEEKDAYS[day] for day in weekdays],
-        "BYHOUR": hours,
-        "BYMINUTE": minutes,
-        "BYSECOND": (0,),
-    }
-    return {
-        "rrule": ";".join(
-            ["FREQ=DAILY", *(f"{key}={_listed(values)}" for key, values in parts.items())]
-        )
-    }
-
-
-def _field(text: str, values: tuple[int, ...], whole: tuple[int, ...]) -> str:
-    """Keep a star, because it makes a job follow elapsed time; everything else becomes the numbers
-    that Celery parsed.
-    """
-    if len(values) == len(whole):
-        return "*"
-    written = "".join(text.split())
-    return (
-        written if _STARRED.fullmatch(written) and len(whole) > len(WHOLE[4]) else _listed(values)
-    )
-
-
-def _listed(values: Any) -> str:
-    return ",".join(map(str, values))
 
 
 # Task and options ---------------------------------------------------------------------------------
@@ -293,7 +232,7 @@ def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> 
 def _message(row: BeatRow) -> dict[str, Any]:
     """Return the options with which beat would send the message."""
     headers = {**_json(row, "headers", dict), "periodic_task_name": row.name}
-    found = {
+    options = {
         "queue": row.queue,
         "exchange": row.exchange,
         "routing_key": row.routing_key,
@@ -301,10 +240,10 @@ def _message(row: BeatRow) -> dict[str, Any]:
         "expires": row.expire_seconds,
         "headers": headers,
     }
-    return {option: value for option, value in found.items() if value is not None and value != ""}
+    return {option: value for option, value in options.items() if value is not None and value != ""}
 
 
-def _instant(at: datetime) -> str:
+def utc_text(at: datetime) -> str:
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -435,9 +374,11 @@ def rows(database: str, names: Iterable[str] = ()) -> list[BeatRow]:
         )
         for kind, model in _KINDS.items()
     }
-    wanted = set(names)
-    found = [row for row in _read(_PeriodicTask, database) if not wanted or row["name"] in wanted]
-    return sorted((_row(row, schedules) for row in found), key=lambda row: row.name)
+    selected = set(names)
+    tasks = [
+        row for row in _read(_PeriodicTask, database) if not selected or row["name"] in selected
+    ]
+    return sorted((_row(row, schedules) for row in tasks), key=lambda row: row.name)
 
 
 def _read(model: type[models.Model], database: str) -> list[dict[str, Any]]:
@@ -462,7 +403,11 @@ def _row(row: dict[str, Any], schedules: dict[str, dict[int, dict[str, Any]]]) -
     return BeatRow(
         **row,
         interval=None if interval is None else (interval["every"], interval["period"]),
-        crontab=None if crontab is None else _crontab(crontab),
+        crontab=(
+            None
+            if crontab is None
+            else Crontab(**{name: value for name, value in crontab.items() if name != "id"})
+        ),
         solar=(
             None
             if solar is None
@@ -472,16 +417,12 @@ def _row(row: dict[str, Any], schedules: dict[str, dict[int, dict[str, Any]]]) -
     )
 
 
-def _crontab(row: dict[str, Any]) -> Crontab:
-    return Crontab(**{name: value for name, value in row.items() if name != "id"})
-
-
 def disable(database: str, names: Iterable[str]) -> int:
     """Disable these periodic tasks, and make a running beat read its tables again; return their
     number.
     """
-    question = _PeriodicTask._base_manager.using(database).filter(name__in=set(names), enabled=True)
-    switched = question.update(enabled=False)
+    queryset = _PeriodicTask._base_manager.using(database).filter(name__in=set(names), enabled=True)
+    switched = queryset.update(enabled=False)
     if switched:
         _Changed._base_manager.using(database).update_or_create(
             ident=1, defaults={"last_update": database_now()}
@@ -502,8 +443,8 @@ _TRIES = 3
 
 def known(name: str) -> RecurringTask | None:
     """Return the recurring task with this name, of the default tenant."""
-    found: RecurringTask | None = _rows(name).first()
-    return found
+    row: RecurringTask | None = _rows(name).first()
+    return row
 
 
 @operation(

@@ -43,12 +43,14 @@ def check_url(options: Options, out: Output) -> int:
     try:
         url = parsed_url(options["url"])
         http.policy().check_port(url)
-        found = http.client(DEFAULT_TENANT_ID).verdicts(url, Deadline(_LOOKUP_TIMEOUT))
+        verdicts = http.client(DEFAULT_TENANT_ID).verdicts(url, Deadline(_LOOKUP_TIMEOUT))
     except (InvalidTarget, LookupFailed) as error:
         reason = str(error)
     else:
-        rows = [{"address": str(one), "refused": why or ""} for one, why in found.items()]
-        if any(why is not None for why in found.values()):
+        rows = [
+            {"address": str(address), "refused": why or ""} for address, why in verdicts.items()
+        ]
+        if any(why is not None for why in verdicts.values()):
             reason = "An address of the host is refused. HTTP_ALLOW can allow it."
     text = f"REFUSED: {reason}" if reason else "allowed"
     if rows:
@@ -77,10 +79,10 @@ def signing_secret(options: Options, out: Output) -> int:
     tenant_id = tenant_named(slug).pk if slug else DEFAULT_TENANT_ID
     url, endpoint = options["url"], options["endpoint"] or None
     # An operator may read the secrets of notification settings too, by their names.
-    found = secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
-    if not found:
+    secrets = secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
+    if not secrets:
         refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
-    return out.emit({"secrets": found}, "\n".join(found))
+    return out.emit({"secrets": secrets}, "\n".join(secrets))
 
 
 # The requests of a task in ``durable show``.

@@ -65,10 +65,10 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
 
     After the pause one task at a time is started as a probe.
     """
-    found = _open_endpoint(task_id)
-    if found is None:
+    open_endpoint = _open_endpoint(task_id)
+    if open_endpoint is None:
         return False
-    endpoint_id, open_until = found
+    endpoint_id, open_until = open_endpoint
     wait = EndpointHealth(open_until=open_until).waits(estimated_now())
     if wait:
         again = answers.spread_wait(wait, random.random())
@@ -125,8 +125,8 @@ def open_endpoints() -> dict[str, int]:
     is_open = Q(open_until__isnull=False)
     waits = Case(When(open_until__gt=DatabaseNow(), then=Value(0)), default=Value(1))
     rows = tables.unguarded(Endpoint).filter(is_open).annotate(admitted=waits)
-    found = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
-    return {scope_of_key(key): admitted for key, admitted in found}
+    latest = rows.order_by("-open_until").values_list("key", "admitted")[:OPEN_ENDPOINTS]
+    return {scope_of_key(key): admitted for key, admitted in latest}
 
 
 def succeeded(key: str) -> None:

@@ -58,8 +58,8 @@ class LookupFailed(Exception):
 
 
 def _system_lookup(host: str) -> list[str]:
-    found: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [sockaddr[0] for *_, sockaddr in found]
+    infos: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [sockaddr[0] for *_, sockaddr in infos]
 
 
 @dataclass(eq=False, slots=True)
@@ -109,9 +109,9 @@ class Resolver:
             raise LookupFailed(f"{host} was not resolved: {error}.") from None
         except RuntimeError as error:
             raise LookupFailed(f"{host} was not resolved: no thread ({error}).") from None
-        found = dict.fromkeys(parsed_address(text) for text in texts)
-        addresses = tuple(address for address in found if address is not None)
-        if not addresses or len(addresses) < len(found):
+        parsed = dict.fromkeys(parsed_address(text) for text in texts)
+        addresses = tuple(address for address in parsed if address is not None)
+        if not addresses or len(addresses) < len(parsed):
             raise LookupFailed(f"{host} resolved to {texts}, which are not usable addresses.")
         return addresses
 
@@ -122,7 +122,7 @@ class Resolver:
             running = self._running.get(host)
             if running is not None:
                 return running
-            overdue = [one.tenant_id for one in self._running.values() if one.overdue]
+            overdue = [lookup.tenant_id for lookup in self._running.values() if lookup.overdue]
             allowed = self._per_tenant if len(overdue) < self._overdue_max else 1
             if overdue.count(tenant_id) >= allowed:
                 raise LookupFailed(f"{host} was not resolved: too many lookups are overdue.")
@@ -158,14 +158,14 @@ class Resolver:
                     del self._slow[key]
 
     def _run(self, host: str, running: _Running) -> None:
-        found, error = list[str](), None
+        texts, error = list[str](), None
         try:
-            found = self._lookup(host)
+            texts = self._lookup(host)
         except BaseException as failed:  # noqa: BLE001 - it is raised in the waiting threads
             error = failed
         self._finish(host, running, succeeded=error is None)
         if error is None:
-            running.future.set_result(found)
+            running.future.set_result(texts)
         else:
             running.future.set_exception(error)
 
@@ -189,10 +189,10 @@ class Deadline:
 
     def left(self, longest: float | None = None) -> float:
         """Return the seconds left, at most ``longest``; raises TimeoutError at the end."""
-        left = self.at - time.monotonic()
-        if left <= 0:
+        remaining = self.at - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError("The deadline of the request has passed.")
-        return left if longest is None else min(left, longest)
+        return remaining if longest is None else min(remaining, longest)
 
 
 class _Reader(io.RawIOBase):
@@ -227,10 +227,10 @@ class DeadlineSocket:
         """Send everything before the deadline. TLS sockets would restart their timeout for each
         part.
         """
-        rest = memoryview(data).cast("B")
-        while rest:
+        remaining = memoryview(data).cast("B")
+        while remaining:
             self._sock.settimeout(self._deadline.left())
-            rest = rest[self._sock.send(rest) :]
+            remaining = remaining[self._sock.send(remaining) :]
 
     def makefile(self, mode: str = "rb", *_: Any) -> io.BufferedReader:
         """Return the buffered reader of the answer."""
@@ -349,8 +349,8 @@ class ConnectionAttempt:
             [address for address in addresses if (address.version == first) is same]
             for same in (True, False)
         )
-        mixed = (one for pair in itertools.zip_longest(*families) for one in pair)
-        self._addresses, self._port = [one for one in mixed if one is not None][:_TRIED], port
+        mixed = itertools.chain.from_iterable(itertools.zip_longest(*families))
+        self._addresses, self._port = [ip for ip in mixed if ip is not None][:_TRIED], port
         self._deadline, self._patience, self.timings = deadline, patience, timings
         self._sock: socket.socket | None = None
         self.connected = self.ready = False
@@ -646,7 +646,7 @@ def headers_of(request: http_request.HttpRequest, run: Run, now: datetime) -> di
         "Durable-Task-Id": str(run.task_id),
         "Durable-Attempt": str(run.attempt),
         "Durable-Max-Attempts": str(run.max_attempts),
-        "Durable-Scheduled-For": _instant(run.scheduled_for),
+        "Durable-Scheduled-For": run.scheduled_for.isoformat().replace("+00:00", "Z"),
     }
     if run.recurring_task_id is not None:
         ours["Durable-Schedule-Id"] = str(run.recurring_task_id)
@@ -655,10 +655,6 @@ def headers_of(request: http_request.HttpRequest, run: Run, now: datetime) -> di
     secrets = signing_secrets(run.tenant_id, request.url, request.endpoint)
     signed = http_request.signed_headers(secrets, identity, int(now.timestamp()), request.body)
     return {**ours, **signed, **request.headers}
-
-
-def _instant(value: datetime) -> str:
-    return value.isoformat().replace("+00:00", "Z")
 
 
 # The secrets with which requests to a receiver are signed, for the receiver's own check.
@@ -687,8 +683,8 @@ def secrets_of_callbacks(
     """
     target = parsed_url(url)
     name = http_request.endpoint_name(target, endpoint, is_setting=is_setting)
-    found = signing_secrets(tenant_id, target, name)
-    result = SigningSecrets(origin=target.origin, endpoint=name, secrets=found)
+    secrets = signing_secrets(tenant_id, target, name)
+    result = SigningSecrets(origin=target.origin, endpoint=name, secrets=secrets)
     record_read_secrets("tenant", tenant_id, tenant_id, result, by)
     return result
 

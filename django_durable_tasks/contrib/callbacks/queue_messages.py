@@ -65,7 +65,8 @@ _OF_CELERY = frozenset(
         "timelimit",
     )
 )
-# RabbitMQ also delivers the message to the queues that these name, whatever QUEUE_ALLOW says.
+# RabbitMQ also delivers the message to the queues that these headers name, which QUEUE_ALLOW does
+# not check.
 _OF_RABBITMQ = frozenset(("cc", "bcc"))
 _OF_THIS_PACKAGE = "durable"
 
@@ -190,10 +191,10 @@ def _headers(value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
     try:
-        found = checked_headers(value)
+        headers = checked_headers(value)
     except InvalidOption as invalid:
         raise InvalidTarget(str(invalid)) from None
-    for name, content in found.items():
+    for name, content in headers.items():
         # AMQP distinguishes case and Celery does too, but a program in between may not.
         lower = name.strip().lower().replace("-", "_")
         if lower in _OF_CELERY or lower.startswith(_OF_THIS_PACKAGE):
@@ -210,7 +211,7 @@ def _headers(value: object) -> Mapping[str, Any]:
         # is not part of the error, because it may be a secret.
         if not name.isprintable() or _has_control_characters(content):
             raise InvalidTarget(f"headers: {name!r} or its value has control characters.")
-    return found
+    return headers
 
 
 def _has_control_characters(value: object) -> bool:
@@ -327,10 +328,10 @@ def _check_bound(channel: Any, message: QueueMessage) -> None:
             # These brokers do not store the type of an exchange. Only topics have patterns.
             kind = "topic" if any(pattern for _, pattern, _ in table) else "direct"
             channel.exchange_declare(message.exchange, kind, durable=True)
-        found = channel.typeof(message.exchange).lookup(
+        bound = channel.typeof(message.exchange).lookup(
             table, message.exchange, message.routing_key, None
         )
     except KeyError:
-        found = []
-    if not found:
+        bound = []
+    if not bound:
         raise MessageRejected(f"{message.place}: no queue is bound to it.")

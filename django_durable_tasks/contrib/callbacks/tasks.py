@@ -155,7 +155,8 @@ def send_request(
         now = estimated_now()
         names = by_name(exchange.headers, now)
         meaning = interpret(exchange.status, names, request.retried, now)
-        timings, body = exchange.timings, _text(exchange.body)
+        timings, text = exchange.timings, exchange.body.decode("utf-8", "backslashreplace")
+        body = shortened(text, 4 * len(exchange.body) + 16)
     else:
         assert failed is not None  # noqa: S101 - without an answer there is an error
         logger.warning(
@@ -255,12 +256,12 @@ def _record(
 
 def _record_health(run: Run, key: str, meaning: AnswerMeaning) -> None:
     # A notification about a receiver of notifications would not arrive either.
-    own = None if run.name in OWN_TASKS else run
-    if meaning.kind is AnswerKind.STOP and own is not None:
-        endpoints.stopped(key, run.tenant_id, meaning.reason, own)
+    notified_run = None if run.name in OWN_TASKS else run
+    if meaning.kind is AnswerKind.STOP and notified_run is not None:
+        endpoints.stopped(key, run.tenant_id, meaning.reason, notified_run)
     elif not meaning.slows_endpoint:
         endpoints.succeeded(key)
-    elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, own):
+    elif pause := endpoints.failed(key, run.tenant_id, meaning.reason, notified_run):
         logger.warning(
             "Callbacks to %s wait for %g s: %s",
             key,
@@ -268,10 +269,6 @@ def _record_health(run: Run, key: str, meaning: AnswerMeaning) -> None:
             meaning.reason,
             extra={"tenant": run.tenant_id},
         )
-
-
-def _text(body: bytes) -> str:
-    return shortened(body.decode("utf-8", "backslashreplace"), 4 * len(body) + 16)
 
 
 # ``django_durable_tasks.queue_message`` publishes a message for another program.

@@ -407,6 +407,6 @@ def _topic_matches(pattern: tuple[str, ...], words: tuple[str, ...]) -> bool:
 
 
 def _headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
-    wanted = {name: value for name, value in arguments.items() if not name.startswith("x-")}
-    found = [name in headers and headers[name] == value for name, value in wanted.items()]
-    return any(found) if arguments.get("x-match") == "any" else all(found)
+    expected = {name: value for name, value in arguments.items() if not name.startswith("x-")}
+    matches = [name in headers and headers[name] == value for name, value in expected.items()]
+    return any(matches) if arguments.get("x-match") == "any" else all(matches)

@@ -31,6 +31,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django_durable_tasks.celery import worker_node
 from django_durable_tasks.contrib.database_transport import routing
 from django_durable_tasks.contrib.database_transport.models import Consumer, Message, Queue
+from django_durable_tasks.counted import counted
 from django_durable_tasks.models import Node
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.store import tables
@@ -64,7 +65,7 @@ _FORK_PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Demand:
     """How many messages of a queue a channel can take now."""
 
     queue: int
@@ -189,8 +190,8 @@ class Session:
                 self._drop_connection()
 
     def _renew(self) -> None:
-        mine = Consumer.objects.using(self.alias).filter(pk=self.consumer)
-        if mine.update(expires_at=after(self._lease)):
+        consumer = Consumer.objects.using(self.alias).filter(pk=self.consumer)
+        if consumer.update(expires_at=after(self._lease)):
             return
         if self._keeper is not None:
             self._lost_lease = True
@@ -325,7 +326,7 @@ class Session:
                 consumer=UNREADABLE
             )
 
-    def claim(self, wanted: Sequence[Wanted]) -> list[Claimed]:
+    def claim(self, demands: Sequence[Demand]) -> list[Claimed]:
         """Claim ready messages, the highest priority and then the oldest first.
 
         An idle poll is one statement for all queues, which writes nothing.
@@ -338,9 +339,9 @@ class Session:
             taken = self._take_acknowledged()
             try:
                 if connection.vendor == POSTGRESQL:
-                    rows = self._claim_on_postgresql(connection, wanted, taken)
+                    rows = self._claim_on_postgresql(connection, demands, taken)
                 else:
-                    rows = self._claim(connection, wanted, taken)
+                    rows = self._claim(connection, demands, taken)
             except BaseException:
                 self._acknowledged.extendleft(reversed(taken))
                 raise
@@ -348,7 +349,7 @@ class Session:
         return sorted(rows, key=lambda row: (row.rank, row.id))
 
     def _claim_on_postgresql(
-        self, connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], acknowledged: list[int]
+        self, connection: BaseDatabaseWrapper, demands: Sequence[Demand], acknowledged: list[int]
     ) -> list[Claimed]:
         with connection.cursor() as cursor:
             cursor.execute(
@@ -356,9 +357,9 @@ class Session:
                 {
                     "acknowledged": acknowledged,
                     "consumer": self.consumer,
-                    "queues": [one.queue for one in wanted],
-                    "channels": [one.channel for one in wanted],
-                    "limits": [one.limit for one in wanted],
+                    "queues": [demand.queue for demand in demands],
+                    "channels": [demand.channel for demand in demands],
+                    "limits": [demand.limit for demand in demands],
                 },
             )
             return [
@@ -367,9 +368,9 @@ class Session:
             ]
 
     def _claim(
-        self, connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], acknowledged: list[int]
+        self, connection: BaseDatabaseWrapper, demands: Sequence[Demand], acknowledged: list[int]
     ) -> list[Claimed]:
-        ready = {one.queue for one in wanted}
+        ready = {demand.queue for demand in demands}
         if not self._busy and not acknowledged:
             available = Message.objects.using(self.alias).filter(
                 Q(expires_at__isnull=True) | Q(expires_at__gt=DatabaseNow()),
@@ -383,44 +384,44 @@ class Session:
         with transaction.atomic(using=self.alias):
             # A write first: SQLite in its deferred mode could not begin to write after a read. It
             # also excludes that this consumer is declared dead meanwhile.
-            mine = Consumer.objects.using(self.alias).filter(
+            consumer = Consumer.objects.using(self.alias).filter(
                 pk=self.consumer, expires_at__gt=DatabaseNow()
             )
-            alive = mine.update(expires_at=after(self._lease))
+            alive = consumer.update(expires_at=after(self._lease))
             if acknowledged:
                 Message.objects.using(self.alias).filter(
                     pk__in=acknowledged, consumer=self.consumer
                 ).delete()
-            rows = self._lock_ready(connection, wanted, ready) if alive else []
+            rows = self._lock_ready(connection, demands, ready) if alive else []
             Message.objects.using(self.alias).filter(pk__in=[row.id for row in rows]).update(
                 consumer=self.consumer, deliveries=F("deliveries") + 1
             )
         return rows
 
     def _lock_ready(
-        self, connection: BaseDatabaseWrapper, wanted: Sequence[Wanted], ready: set[int]
+        self, connection: BaseDatabaseWrapper, demands: Sequence[Demand], ready: set[int]
     ) -> list[Claimed]:
         skip = connection.features.has_select_for_update_skip_locked
         candidates: dict[int, list[Claimed]] = {}
         limits: dict[int, int] = {}
         seen = set[int]()
-        for one in wanted:
-            if one.queue not in ready:
+        for demand in demands:
+            if demand.queue not in ready:
                 continue
-            limits[one.channel] = max(one.limit, limits.get(one.channel, 0))
+            limits[demand.channel] = max(demand.limit, limits.get(demand.channel, 0))
             rows = (
-                routing.ready_messages(self.alias, one.queue)
+                routing.ready_messages(self.alias, demand.queue)
                 .order_by("rank", "pk")
                 .select_for_update(skip_locked=skip)
-                .values_list("pk", "queue", "rank", "deliveries", "body")[: one.limit]
+                .values_list("pk", "queue", "rank", "deliveries", "body")[: demand.limit]
             )
-            found = [
-                Claimed(pk, queue, rank, deliveries + 1, body, one.channel)
+            claimed = [
+                Claimed(pk, queue, rank, deliveries + 1, body, demand.channel)
                 for pk, queue, rank, deliveries, body in rows
                 if pk not in seen
             ]
-            seen.update(row.id for row in found)
-            candidates.setdefault(one.channel, []).extend(found)
+            seen.update(row.id for row in claimed)
+            candidates.setdefault(demand.channel, []).extend(claimed)
         return [
             row
             for channel, rows in candidates.items()
@@ -438,8 +439,12 @@ def release(alias: str, consumers: QuerySet[Consumer]) -> int:
         dead = list(locked.values_list("pk", flat=True))
         number = _release_of(alias, dead) if dead else 0
     if dead:
-        logger.warning(
-            "%d consumers have gone: %d messages returned to their queues", len(dead), number
+        # Consumers of commands such as `celery inspect` end without messages.
+        logger.log(
+            logging.WARNING if number else logging.DEBUG,
+            "%s gone: %s returned to the queues",
+            counted(len(dead), "consumer has", "consumers have"),
+            counted(number, "message"),
         )
     return number
 

@@ -42,8 +42,8 @@ from django_durable_tasks.contrib.database_transport.session import (
     LEASE,
     LOST,
     Claimed,
+    Demand,
     Session,
-    Wanted,
 )
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.errors import is_unmigrated
@@ -108,7 +108,7 @@ class QoS(virtual.QoS):
     def append(self, message: Any, delivery_tag: str) -> None:
         """Record a delivered message."""
         with self._lock:
-            self._held[delivery_tag] = message, _id_of(delivery_tag)
+            self._held[delivery_tag] = message, int(delivery_tag.partition("-")[0])
 
     def get(self, delivery_tag: str) -> Any:
         """Return a delivered message."""
@@ -153,10 +153,6 @@ class QoS(virtual.QoS):
             self.restore_unacked()
         except LOST as error:
             logger.warning("Messages return to their queues at the end of the lease: %s", error)
-
-
-def _id_of(delivery_tag: str) -> int:
-    return int(delivery_tag.partition("-")[0])
 
 
 class Channel(virtual.Channel):
@@ -312,11 +308,13 @@ class Channel(virtual.Channel):
         """
         routing_key = routing.checked_name("routing key", routing_key or "")
         # As AMQP does: Kombu passes on every keyword argument that it does not know.
-        given = message["properties"]
+        all_properties = message["properties"]
         message["properties"] = properties = {
-            name: value for name, value in given.items() if name in _PROPERTIES
+            name: value for name, value in all_properties.items() if name in _PROPERTIES
         }
-        message["body"], encoding = self.encode_body(message["body"], _encoding(message["body"]))
+        message["body"], encoding = self.encode_body(
+            message["body"], None if isinstance(message["body"], str) else "base64"
+        )
         properties.update(body_encoding=encoding, delivery_tag=self._next_delivery_tag())
         properties["delivery_info"].update(exchange=exchange or "", routing_key=routing_key)
         body = dumps(message)
@@ -404,7 +402,7 @@ class Channel(virtual.Channel):
             queue_id = self.declarations.queue_id(queue)
         if queue_id is None:
             raise not_found("queue", queue)
-        while rows := self.session.claim([Wanted(queue_id, 0, 1)]):
+        while rows := self.session.claim([Demand(queue_id, 0, 1)]):
             message = self.message_of(rows[0], no_ack=no_ack)
             if message is not None:
                 return message
@@ -418,8 +416,8 @@ class Channel(virtual.Channel):
             properties["delivery_tag"] = f"{row.id}-{row.deliveries}"
             properties["delivery_info"]["redelivered"] = row.deliveries > 1
             message = self.Message(payload, channel=self)
-            parts = message.headers, message.properties, message.delivery_info
-            if not all(isinstance(part, dict) for part in parts):
+            mappings = message.headers, message.properties, message.delivery_info
+            if not all(isinstance(mapping, dict) for mapping in mappings):
                 raise TypeError("headers, properties and delivery_info must be objects")
         except Exception as error:  # noqa: BLE001 - one message must not stop the others
             self.session.put_aside(row.id)
@@ -464,7 +462,7 @@ class Channel(virtual.Channel):
             self.session.give_back(messages)
             wakeups.wake(self.alias)
 
-    def wanted(self) -> tuple[int, bool]:
+    def demand(self) -> tuple[int, bool]:
         """Return how many further messages the prefetch limit allows, and whether there are
         consumers without acknowledgement, which it does not limit.
         """
@@ -486,10 +484,6 @@ class Channel(virtual.Channel):
             self._qos.restore_unacked_once()
         if self.connection is not None:
             self.connection.close_channel(self)
-
-
-def _encoding(body: Any) -> str | None:
-    return None if isinstance(body, str) else "base64"
 
 
 def _milliseconds(value: Any) -> int | None:
@@ -612,15 +606,20 @@ class Transport(virtual.Transport):
         Errors of the database are not raised: the lease outlives a restart of the server, so a
         consumer goes on where it was.
         """
-        woken = self._attention.is_set()
+        # At the echo of a wake-up too: what was committed meanwhile may be messages or due tasks.
+        # An echo that becomes due during this call needs another one, which looks at both again.
+        is_echo = time.monotonic() >= self._echo_at
+        if is_echo:
+            self._echo_at = float("inf")
+        woken = self._attention.is_set() or is_echo
         self._attention.clear()
         delivered = self._deliver_claimed() + self._take_due_tasks(woken=woken)
-        if not woken and time.monotonic() < min(self._next_poll, self._echo_at):
+        if not woken and time.monotonic() < self._next_poll:
             return delivered  # only due tasks were looked for
-        wanted: list[Wanted] = []
+        demands: list[Demand] = []
         takers: list[tuple[Any, bool]] = []
         for channel in list(self.channels):
-            free, unlimited = channel.wanted()
+            free, unlimited = channel.demand()
             for no_ack, most in ((False, free), (True, BATCH if unlimited else 0)):
                 queues = {
                     consumption.queue_id
@@ -628,13 +627,13 @@ class Transport(virtual.Transport):
                     if consumption.no_ack == no_ack
                 }
                 if most and queues:
-                    wanted.extend(Wanted(queue, len(takers), most) for queue in sorted(queues))
+                    demands.extend(Demand(queue, len(takers), most) for queue in sorted(queues))
                     takers.append((channel, no_ack))
-        if not wanted:
+        if not demands:
             self._plan(delivered, full=False)
             return delivered
         try:
-            rows = self.session.claim(wanted)
+            rows = self.session.claim(demands)
         except LOST as error:
             if not self._in_outage:
                 self._in_outage = True
@@ -651,7 +650,7 @@ class Transport(virtual.Transport):
             self._in_outage = False
             logger.info("The database %r is available again.", self.alias)
         self._undelivered.extend((row, *takers[row.channel]) for row in rows)
-        self._plan(len(rows), full=len(rows) >= min(want.limit for want in wanted))
+        self._plan(len(rows), full=len(rows) >= min(demand.limit for demand in demands))
         return delivered + self._deliver_claimed()
 
     def _plan(self, claimed: int, *, full: bool) -> None:
@@ -662,8 +661,6 @@ class Transport(virtual.Transport):
         self._next_poll = now if again else now + self._pause
         longest = wakeups.longest_pause(self.alias, self.polling_interval)
         self._pause = min(self._pause * _SLOWER, longest)
-        if now >= self._echo_at:
-            self._echo_at = float("inf")
 
     def _deliver_claimed(self) -> int:
         delivered = 0
@@ -723,10 +720,10 @@ class Transport(virtual.Transport):
                 return
             wait = max(0.0, self._due())
             if deadline is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise TimeoutError
-                wait = min(wait, left)
+                wait = min(wait, remaining)
             self._attention.wait(wait)
 
     # Celery's event loop.
@@ -798,11 +795,11 @@ def alias_of(client: Any) -> str:
 
     The host of a URL has no upper-case letters, so they are ignored.
     """
-    wanted = client.hostname or DEFAULT_DB_ALIAS
-    alias = due_tasks.find_alias(wanted)
+    host = client.hostname or DEFAULT_DB_ALIAS
+    alias = due_tasks.find_alias(host)
     if alias is None:
         raise ImproperlyConfigured(
-            f"durable-database://{wanted}: DATABASES has no alias {wanted!r} (it has:"
+            f"durable-database://{host}: DATABASES has no alias {host!r} (it has:"
             f" {', '.join(sorted(connections))})."
         )
     return alias

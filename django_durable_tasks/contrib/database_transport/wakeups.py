@@ -129,8 +129,8 @@ class Listener(threading.Thread):
         self.stopped = False
         self.listening = False
         settings = conf.settings()
-        own = alias == settings.DATABASE
-        self._listen_alias = (settings.LISTEN_DATABASE if own else None) or alias
+        is_task_database = alias == settings.DATABASE
+        self._listen_alias = (settings.LISTEN_DATABASE if is_task_database else None) or alias
         self.connection: Any = None
         self._warned = False
 
@@ -210,6 +210,7 @@ def _after_fork_in_child() -> None:
     _listeners.clear()
     _sleepers.clear()
     _next_notification.clear()
+    notifier.takers_of_process.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

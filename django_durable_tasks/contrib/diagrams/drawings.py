@@ -107,8 +107,8 @@ def element(
         colour = attributes.get(paint)
         if isinstance(colour, str) and colour != "none":
             classes.append(f"dg-{paint}-{colour}")
-            own = STYLES[status]._asdict() if status else {}
-            attributes[paint] = own.get(colour) or LIGHT[colour]
+            colours = STYLES[status]._asdict() if status else {}
+            attributes[paint] = colours.get(colour) or LIGHT[colour]
     if classes:
         attributes["class"] = " ".join(classes)
     written = "".join(
@@ -347,8 +347,8 @@ def as_svg(diagram: Diagram, *, with_style: bool = True) -> str:
     head, top = _heading(outline, min(across, _WIDEST) - 2 * _MARGIN)
     tall = top + round(drawing.height) + _MARGIN + 6
     path = f"Critical path: {graph.critical_path}." if graph.critical_path else ""
-    parts = (clean(diagram.status), graph.summary.rstrip("."), path, *outline.remarks)
-    described = " ".join(f"{part.rstrip('.')}." for part in parts if part)
+    sentences = (clean(diagram.status), graph.summary.rstrip("."), path, *outline.remarks)
+    described = " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
     title = clean(diagram.title) or "Untitled"
     linked = any(box.alone and safe_link(box.nodes[0].href) for box in outline.boxes)
     size: dict[str, Any] = {"width": across - 1, "height": tall - 1}
@@ -386,7 +386,7 @@ def _style() -> Markup:
 def _heading(outline: layout.Outline, available: int) -> tuple[list[Markup], int]:
     """Return title, numbers, remarks and legend, and the position at which the drawing begins."""
     graph, y = outline.graph, _MARGIN + 10
-    found = [
+    markup = [
         _text(_MARGIN, y, shortened(graph.title, available / 18, ems), 17, "ink", font_weight=600)
     ]
     path = f"Critical path: {graph.critical_path}" if graph.critical_path else ""
@@ -394,16 +394,16 @@ def _heading(outline: layout.Outline, available: int) -> tuple[list[Markup], int
         if words:
             y += _ROW
             colour = "warning" if "cycle" in words and words in outline.remarks else "quiet"
-            found.append(_text(_MARGIN, y, shortened(words, available / 12, ems), 12, colour))
+            markup.append(_text(_MARGIN, y, shortened(words, available / 12, ems), 12, colour))
     x: float = _MARGIN
     y += _ROW + 4
     for signs, sign_width, words in _legend(outline):
         width = sign_width + 22 + ems(words) * _SMALL
         if x > _MARGIN and x + width > _MARGIN + available:
             x, y = _MARGIN, y + _ROW + 2
-        found.append(_moved(x, y, *signs, _text(sign_width + 6, 4, words, _SMALL, "quiet")))
+        markup.append(_moved(x, y, *signs, _text(sign_width + 6, 4, words, _SMALL, "quiet")))
         x += width
-    return found, y + _ROW + 8
+    return markup, y + _ROW + 8
 
 
 def _legend(outline: layout.Outline) -> Iterator[tuple[list[Markup], int, str]]:
@@ -508,7 +508,7 @@ def _boxes(outline: layout.Outline) -> Iterator[str]:
             title = _encoded(shortened(clean(box.group[depth]), _MERMAID_LABEL))
             yield f'{"  " * (depth + 1)}subgraph g{number}["{title}"]'
         path = box.group
-        below = " · ".join(part for part in (box.status, box.duration) if part)
+        below = " · ".join(text for text in (box.status, box.duration) if text)
         below = below if box.alone else summed_up(box.counts)
         words = f"{_encoded(shortened(box.label, _MERMAID_LABEL))}<br/>{_encoded(below)}"
         yield f'{"  " * (len(path) + 1)}n{place}["{words}"]:::{box.status.lower()}'
@@ -521,9 +521,9 @@ def _lines(outline: layout.Outline) -> Iterator[str]:
         arrow = _ARROWS[line.kind] + (f"|{label}|" if label else "")
         yield f"  n{line.source} {arrow} n{line.target}"
     for name, width in (("critical", 3), ("broken", 2)):
-        these = [str(at) for at, line in enumerate(outline.lines) if getattr(line, name)]
-        if these:
-            yield f"  linkStyle {','.join(these)} stroke:{LIGHT[name]},stroke-width:{width}px"
+        indexes = [str(at) for at, line in enumerate(outline.lines) if getattr(line, name)]
+        if indexes:
+            yield f"  linkStyle {','.join(indexes)} stroke:{LIGHT[name]},stroke-width:{width}px"
 
 
 def _classes(outline: layout.Outline) -> Iterator[str]:
@@ -538,4 +538,4 @@ def _classes(outline: layout.Outline) -> Iterator[str]:
 
 
 def _encoded(text: str) -> str:
-    return _MEANING.sub(lambda found: f"#{ord(found[0])};", text)
+    return _MEANING.sub(lambda match: f"#{ord(match[0])};", text)

@@ -216,14 +216,14 @@ def _box(graph: Layered, places: Sequence[int]) -> Box:
 
 def _lines(graph: Layered, box_of: Sequence[int]) -> list[Line]:
     critical = set(pairwise(graph.critical))
-    found: dict[tuple[int, int, int, bool], list[int]] = {}
+    places_of: dict[tuple[int, int, int, bool], list[int]] = {}
     for place, (source, target) in enumerate(graph.ends):
         kind = KINDS.index(graph.edges[place].kind)
         key = (box_of[source], box_of[target], kind, place in graph.broken)
         if key[0] != key[1]:
-            found.setdefault(key, []).append(place)
+            places_of.setdefault(key, []).append(place)
     lines = []
-    for (source, target, kind, broken), places in sorted(found.items()):
+    for (source, target, kind, broken), places in sorted(places_of.items()):
         outcomes = {clean(graph.edges[place].outcome) for place in places} - {""}
         unresolved = sum(not graph.edges[place].resolved for place in places)
         on_path = any(graph.ends[place] in critical for place in places)
@@ -388,8 +388,8 @@ class _Layout:
             part_of = dict(zip(boxes, _numbered(keys), strict=True))
             count = max(part_of.values(), default=-1) + 1
             kept = (self._ends(line) for line in lines if not self.lines[line].broken)
-            found = {(part_of[source], part_of[target]) for source, target in kept}
-            pairs = sorted(pair for pair in found if pair[0] != pair[1])
+            links = {(part_of[source], part_of[target]) for source, target in kept}
+            pairs = sorted(pair for pair in links if pair[0] != pair[1])
             order, layer = longest_paths(count, pairs)
             if len(order) == count:
                 return part_of, layer
@@ -418,8 +418,8 @@ class _Layout:
             return part.boxes[box][1] + (self.size[1] - part.height) / 2
 
         rows = _Rows(len(parts))
-        for part, own in zip(parts, layer, strict=True):
-            rows.add(own, part.height)
+        for part, part_layer in zip(parts, layer, strict=True):
+            rows.add(part_layer, part.height)
         routes = []
         bends: dict[tuple[int, str, bool, int], int] = {}
         for number in lines:
@@ -433,9 +433,9 @@ class _Layout:
                     bends[key] = rows.add(between, _BEND)
                 route.append((bends[key], 0.0))
             route.append((part_of[high], middle(high)))
-            for one, other in pairwise(route):
-                bent = min(one[0], other[0]) >= len(parts)
-                rows.link(one, other, 1.0 + 4.0 * bent + 0.5 * line.critical)
+            for previous, following in pairwise(route):
+                bent = min(previous[0], following[0]) >= len(parts)
+                rows.link(previous, following, 1.0 + 4.0 * bent + 0.5 * line.critical)
             routes.append((number, low, high, route))
         rows.arrange()
         starts, widths = rows.columns([part.width for part in parts])
@@ -512,8 +512,8 @@ class _Rows:
         for layer, width in zip(self.layer, widths, strict=False):
             widest[layer] = max(widest[layer], width)
         for item, layer in enumerate(self.layer):
-            for other, distance, _ in self.before[item]:
-                fall = abs(self.at[item] - self.at[other] - distance)
+            for neighbour, distance, _ in self.before[item]:
+                fall = abs(self.at[item] - self.at[neighbour] - distance)
                 steepest[layer] = max(steepest[layer], fall)
         starts, start = [], 0.0
         for layer in range(count):
@@ -528,15 +528,15 @@ class _Rows:
         (Sugiyama, Tagawa and Toda, 1981).
         """
         rows: list[list[int]] = [[] for _ in range(max(self.layer, default=-1) + 1)]
-        found: set[int] = set()
+        visited: set[int] = set()
         for root in sorted(range(len(self.layer)), key=lambda item: (self.layer[item], item)):
             stack = [root]
             while stack:
                 item = stack.pop()
-                if item not in found:
-                    found.add(item)
+                if item not in visited:
+                    visited.add(item)
                     rows[self.layer[item]].append(item)
-                    stack.extend(other for other, _, _ in reversed(self.after[item]))
+                    stack.extend(neighbour for neighbour, _, _ in reversed(self.after[item]))
         best, fewest, patience = rows, self._crossings(rows), _PATIENCE
         for sweep in range(_ORDERING_SWEEPS):
             if not fewest or not patience:
@@ -545,7 +545,9 @@ class _Rows:
             rows = [list(row) for row in rows]
             at = {item: (n + 0.5) / len(row) for row in rows for n, item in enumerate(row)}
             for row in reversed(rows) if sweep % 2 else rows:
-                wished = {item: [(at[other], 1.0) for other, _, _ in beside[item]] for item in row}
+                wished = {
+                    item: [(at[neighbour], 1.0) for neighbour, _, _ in beside[item]] for item in row
+                }
                 row.sort(key=lambda item: _mean(wished[item], at[item]))
                 at.update((item, (place + 0.5) / len(row)) for place, item in enumerate(row))
             count = self._crossings(rows)
@@ -561,7 +563,7 @@ class _Rows:
         for row in rows:
             ends: list[int] = []
             for item in row:
-                reached = sorted(place[other] for other, _, _ in self.after[item])
+                reached = sorted(place[neighbour] for neighbour, _, _ in self.after[item])
                 total += sum(len(ends) - bisect_right(ends, end) for end in reached)
                 for end in reached:
                     insort(ends, end)
@@ -580,7 +582,9 @@ class _Rows:
                     # Bends follow one side only, so that a long line is straight with one step.
                     if finishing and item < self.parts:
                         pulls = self.before[item] + self.after[item]
-                    wished = [(self.at[other] + distance, pull) for other, distance, pull in pulls]
+                    wished = [
+                        (self.at[neighbour] + distance, pull) for neighbour, distance, pull in pulls
+                    ]
                     middle = (_median if finishing else _mean)(wished, self.at[item])
                     wishes.append((middle, sum(pull for _, pull in wished) or 0.1))
                 self._settle(row, wishes)
@@ -593,9 +597,9 @@ class _Rows:
         pools: list[tuple[float, float, int]] = []
         for place, (wish, weight) in enumerate(wishes):
             if place:
-                one, other = row[place - 1], row[place]
-                space = _BETWEEN if max(one, other) < self.parts else _BESIDE_BEND
-                start += (self.size[one] + self.size[other]) / 2 + space
+                before, after = row[place - 1], row[place]
+                space = _BETWEEN if max(before, after) < self.parts else _BESIDE_BEND
+                start += (self.size[before] + self.size[after]) / 2 + space
             starts.append(start)
             total, mass, number = (wish - start) * weight, weight, 1
             while pools and pools[-1][0] * mass >= total * pools[-1][1]:

@@ -83,8 +83,8 @@ class ChartQuery:
     def periods(self) -> Iterator[dict[str, Any]]:
         """Yield the links to each period with the same queue and name."""
         for name in PERIODS:
-            given = {"period": name, "queue": self.queue, "name": self.name}
-            query = urlencode({key: value for key, value in given.items() if value})
+            parameters = {"period": name, "queue": self.queue, "name": self.name}
+            query = urlencode({key: value for key, value in parameters.items() if value})
             yield {
                 "title": _TITLES[name],
                 "url": f"?{query}",

@@ -49,8 +49,8 @@ class MetricsConfig(optional_apps.OptionalAppConfig):
         """Return the metrics and their content type, in the format that ``Accept`` asks for.
         Raises ImportError without the extra [metrics].
         """
-        found: tuple[bytes, str] = import_string(_EXPOSITION + "written")(accept)
-        return found
+        written: tuple[bytes, str] = import_string(_EXPOSITION + "written")(accept)
+        return written
 
     def server(self, host: str, port: int) -> Any:
         """Return a server of the metrics, not started. Raises ImportError without the extra

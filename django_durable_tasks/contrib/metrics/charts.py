@@ -73,8 +73,8 @@ class ChartPoint:
     def add(self, status: str, number: int, durations: Mapping[str, Distribution]) -> None:
         """Add a number of endings with their durations."""
         self.numbers[status] = self.numbers.get(status, 0) + number
-        for name, one in durations.items():
-            self.durations.setdefault(name, Distribution()).add(one)
+        for name, distribution in durations.items():
+            self.durations.setdefault(name, Distribution()).add(distribution)
 
     def rate(self, status: str) -> float:
         """Return the endings per minute."""
@@ -82,8 +82,8 @@ class ChartPoint:
 
     def quantile(self, duration: str, share: float) -> float | None:
         """Return the quantile of a duration in seconds; None if none was counted."""
-        found = self.durations.get(duration)
-        return None if found is None else quantile(found.numbers, share)
+        distribution = self.durations.get(duration)
+        return None if distribution is None else quantile(distribution.numbers, share)
 
 
 def chart_points(period: ChartPeriod, start: datetime, now: datetime) -> list[ChartPoint]:
@@ -95,10 +95,10 @@ def chart_points(period: ChartPeriod, start: datetime, now: datetime) -> list[Ch
     """
     step = MINUTE * period.step
     first, end = period.start(now), minute_of(now) + MINUTE
-    found = (first + step * number for number in range(period.points))
+    starts = (first + step * number for number in range(period.points))
     return [
         ChartPoint(at, (min(at + step, end) - max(at, start)) // MINUTE)
-        for at in found
+        for at in starts
         if at + step > start
     ]
 
@@ -109,10 +109,10 @@ def quantile(numbers: Sequence[int], share: float) -> float | None:
     It is interpolated within its bucket, as ``histogram_quantile`` of Prometheus does. In the last
     bucket, which has no upper bound, it is the lower bound.
     """
-    wanted, below, lower = sum(numbers) * share, 0, 0.0
+    rank, below, lower = sum(numbers) * share, 0, 0.0
     for bound, number in zip(BUCKETS, numbers, strict=False):
-        if number and below + number >= wanted:
-            return lower + (bound - lower) * (wanted - below) / number
+        if number and below + number >= rank:
+            return lower + (bound - lower) * (rank - below) / number
         below, lower = below + number, bound
     return lower if sum(numbers) else None
 
@@ -146,8 +146,8 @@ def read_points(rows: Any, period: ChartPeriod, now: datetime) -> ChartData:
         start = minute_of(first_left_out[0]) + MINUTE
     points = chart_points(period, start, now)
     by_start = {point.start: point for point in points}
-    found = rows.filter(minute__gte=start).values_list("minute", "status", "number", "durations")
-    for minute, status, number, durations in found.iterator(_CHUNK):
+    counted = rows.filter(minute__gte=start).values_list("minute", "status", "number", "durations")
+    for minute, status, number, durations in counted.iterator(_CHUNK):
         at = minute_of(minute)
         point = by_start.get(at - MINUTE * (at.minute % period.step))
         if point is not None:
@@ -245,12 +245,12 @@ def stacked_bars(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
 
 def lines(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
     """Return a line for each row of durations in seconds, with gaps where there is no value."""
-    given = [value for row in rows for value in row.values if value is not None]
-    low, high = _decades(given)
+    values = [value for row in rows for value in row.values if value is not None]
+    low, high = _decades(values)
 
     def height(value: float) -> float:
-        part = math.log(min(max(value, low), high) / low) / math.log(high / low)
-        return _TOP + _PLOT_HEIGHT * (1 - part)
+        share = math.log(min(max(value, low), high) / low) / math.log(high / low)
+        return _TOP + _PLOT_HEIGHT * (1 - share)
 
     marks = [(value, label) for value, label in _SECONDS if low <= value <= high]
     drawn = [
@@ -277,14 +277,14 @@ def swatch(colour: str) -> SafeString:
     return element("svg", square, width=12, height=12, aria_hidden="true")
 
 
-def _document(frame: ChartFrame, parts: Sequence[SafeString]) -> SafeString:
+def _document(frame: ChartFrame, elements: Sequence[SafeString]) -> SafeString:
     title, description = f"{frame.key}-title", f"{frame.key}-desc"
     return element(
         "svg",
         element("title", frame.title, id=title),
         element("desc", frame.description, id=description),
         element("rect", width=WIDTH, height=HEIGHT, rx=4, fill=PANEL),
-        *parts,
+        *elements,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
@@ -305,10 +305,10 @@ def _linear(highest: float) -> tuple[float, list[tuple[float, str]]]:
     return step * count, [(step * n, f"{round(step * n, 9):,g}") for n in range(count + 1)]
 
 
-def _decades(given: Sequence[float]) -> tuple[float, float]:
+def _decades(values: Sequence[float]) -> tuple[float, float]:
     """Return the marks below and above these durations, at least two marks apart."""
     marks = [value for value, _ in _SECONDS]
-    lowest, highest = (min(given), max(given)) if given else (0.01, 1.0)
+    lowest, highest = (min(values), max(values)) if values else (0.01, 1.0)
     low = max((n for n, value in enumerate(marks) if value <= lowest), default=0)
     high = min((n for n, value in enumerate(marks) if value >= highest), default=len(marks) - 1)
     if high - low < 2:
@@ -339,12 +339,12 @@ def _bar(
     frame: ChartFrame, rows: Sequence[ChartSeries], index: int, height: Callable[[float], float]
 ) -> SafeString:
     left, width = frame.left_of(index), _PLOT_WIDTH / len(frame.moments)
-    below, parts = 0.0, list[SafeString]()
+    below, rectangles = 0.0, list[SafeString]()
     for row in rows:
         value = row.values[index] or 0.0
         if value:
             y, bottom = height(below + value), height(below)
-            parts.append(
+            rectangles.append(
                 element(
                     "rect",
                     x=round(left + width * 0.1, 2),
@@ -356,7 +356,7 @@ def _bar(
             )
             below += value
     said = ", ".join(f"{row.name} {row.values[index] or 0:.3g}" for row in rows)
-    return element("g", element("title", f"{frame.moments[index]}: {said}"), *parts)
+    return element("g", element("title", f"{frame.moments[index]}: {said}"), *rectangles)
 
 
 def _line(frame: ChartFrame, row: ChartSeries, height: Callable[[float], float]) -> SafeString:

@@ -86,8 +86,8 @@ def settled_until() -> datetime | None:
     """Return the time before which minutes are settled, so that retention keeps the tasks that
     have ended since; None if counting has not begun.
     """
-    found = counts().filter(pk=_POSITION).values_list("minute", flat=True).first()
-    return None if found is None else minute_of(found)
+    position = counts().filter(pk=_POSITION).values_list("minute", flat=True).first()
+    return None if position is None else minute_of(position)
 
 
 # What is counted in a minute, read in pages of its table's primary key.
@@ -103,26 +103,26 @@ class Source(NamedTuple):
     """The column with the time; empty if the ids contain it."""
 
 
-def _of(found: Counts, kind: MetricKind, tenant: int, *names: str) -> CountedDurations:
+def _of(by_series: Counts, kind: MetricKind, tenant: int, *names: str) -> CountedDurations:
     tenant = tenant if conf.settings().METRICS_TENANTS else ALL_TENANTS
-    return found.setdefault(SeriesKey(kind, tenant, *names), CountedDurations())
+    return by_series.setdefault(SeriesKey(kind, tenant, *names), CountedDurations())
 
 
-def _add_tasks(found: Counts, rows: Iterable[Sequence[Any]]) -> None:
+def _add_tasks(by_series: Counts, rows: Iterable[Sequence[Any]]) -> None:
     # Counted first: thousands of rows have few queues and names.
     for (tenant, queue, name), number in Counter(rows).items():
-        _of(found, MetricKind.CREATED, tenant, queue, name, "").number += number
+        _of(by_series, MetricKind.CREATED, tenant, queue, name, "").number += number
 
 
-def _add_fire_times(found: Counts, rows: Iterable[Sequence[Any]]) -> None:
+def _add_fire_times(by_series: Counts, rows: Iterable[Sequence[Any]]) -> None:
     for tenant, outcome, number in rows:
-        _of(found, MetricKind.OCCURRENCE, tenant, "", "", outcome).number += number
+        _of(by_series, MetricKind.OCCURRENCE, tenant, "", "", outcome).number += number
 
 
-def _add_attempts(found: Counts, rows: Iterable[Sequence[Any]]) -> None:
+def _add_attempts(by_series: Counts, rows: Iterable[Sequence[Any]]) -> None:
     for row in rows:
         tenant, status, run_id, ready_at, queued_at, started_at, completed_at, queue, name = row
-        counted = _of(found, MetricKind.ATTEMPT, tenant, queue or "", name or "", status)
+        counted = _of(by_series, MetricKind.ATTEMPT, tenant, queue or "", name or "", status)
         counted.number += 1
         if run_id is None or started_at is None or status not in MEASURED:
             continue  # an operator's success has no run
@@ -137,10 +137,10 @@ def _log() -> QuerySet[Any]:
     # Subqueries, because a join of a few rows to a large table may be planned as one of both.
     task = Task.objects.filter(pk=OuterRef("task_id"))
     entries: QuerySet[Any] = TaskExecutionLog.objects.using(tables.database())
-    found: QuerySet[Any] = entries.annotate(
+    with_names: QuerySet[Any] = entries.annotate(
         task_queue=Subquery(task.values("queue")[:1]), task_name=Subquery(task.values("name")[:1])
     )
-    return found
+    return with_names
 
 
 _TIMES = ("run_id", "ready_at", "queued_at", "started_at", "completed_at")
@@ -285,16 +285,20 @@ def _sum(old: CountedDurations, new: CountedDurations) -> CountedDurations:
     return total
 
 
-def _named(found: Iterable[tuple[Place, CountedDurations]]) -> dict[Place, CountedDurations]:
+def _named(
+    counts_by_place: Iterable[tuple[Place, CountedDurations]],
+) -> dict[Place, CountedDurations]:
     """Return these counts under the series in which they are counted: a new series beyond
     SERIES_MAX of its kind as ``other``. New series get a total of 0.
     """
-    found = list(found)
-    totals = counts().filter(span=Span.TOTAL, kind__in={key.kind for (_, key), _ in found})
+    counts_by_place = list(counts_by_place)
+    totals = counts().filter(
+        span=Span.TOTAL, kind__in={key.kind for (_, key), _ in counts_by_place}
+    )
     known = {SeriesKey._make(key) for key in totals.order_by().values_list(*SeriesKey._fields)}
     names: dict[SeriesKey, SeriesKey] = {}
-    for key in sorted({key for (_, key), _ in found} - known):
-        places = sum(one.kind == key.kind for one in known)
+    for key in sorted({key for (_, key), _ in counts_by_place} - known):
+        places = sum(series.kind == key.kind for series in known)
         names[key] = key
         if places >= SERIES_MAX:
             names[key] = key._replace(tenant_id=ALL_TENANTS, queue=OTHER, name=OTHER)
@@ -303,15 +307,15 @@ def _named(found: Iterable[tuple[Place, CountedDurations]]) -> dict[Place, Count
             row = MetricMinute(span=Span.TOTAL, minute=_EPOCH, **names[key]._asdict())
             counts().bulk_create([row])
     result: dict[Place, CountedDurations] = {}
-    for (minute, key), counted in found:
+    for (minute, key), counted in counts_by_place:
         result.setdefault((minute, names.get(key, key)), CountedDurations()).add(counted)
     return result
 
 
 @retry_on_deadlock
-def raise_minute(minute: datetime, found: Counts) -> None:
+def raise_minute(minute: datetime, by_series: Counts) -> None:
     """Write what was counted in this minute, unless it is settled or was larger before."""
-    if not found:
+    if not by_series:
         return
     with tables.atomic():
         if minute < _locked_position():
@@ -320,10 +324,10 @@ def raise_minute(minute: datetime, found: Counts) -> None:
         before = dict(rows.values_list("kind").annotate(number=Sum("number")))
         # By the sum of all series: they have other names after a change of METRICS_TENANTS.
         numbers: Counter[str] = Counter()
-        for key, counted in found.items():
+        for key, counted in by_series.items():
             numbers[key.kind] += counted.number
         grown = {kind for kind, number in numbers.items() if number > before.get(kind, 0)}
-        more = [((minute, key), one) for key, one in found.items() if key.kind in grown]
+        more = [((minute, key), counted) for key, counted in by_series.items() if key.kind in grown]
         _write(Span.MINUTE, _named(more), _larger)
 
 
@@ -376,13 +380,15 @@ def record_endings(task_ids: Sequence[uuid.UUID], status: Status, **more: Any) -
     """
     ended = tables.tasks().filter(pk__in=list(task_ids), status=status).order_by()
     groups = ended.values_list("tenant_id", "queue", "name").annotate(number=Count("pk"))
-    found: Counts = {}
+    by_series: Counts = {}
     for tenant_id, queue, name, number in groups:
-        _of(found, MetricKind.ENDED, tenant_id, queue, name, status).number += number
+        _of(by_series, MetricKind.ENDED, tenant_id, queue, name, status).number += number
     counts().bulk_create(
         [
-            MetricMinute(span=Span.NEW, minute=DatabaseNow(), **key._asdict(), number=one.number)
-            for key, one in found.items()
+            MetricMinute(
+                span=Span.NEW, minute=DatabaseNow(), **key._asdict(), number=counted.number
+            )
+            for key, counted in by_series.items()
         ]
     )
 
@@ -459,8 +465,8 @@ class CountMetrics:
                     rows = self._ids.rows_of(source, minute, now).order_by("pk")
                     while True:
                         after = reading.after.get(source)
-                        rest = rows if after is None else rows.filter(pk__gt=after)
-                        read = list(rest.values_list("pk", *source.columns)[:page])
+                        remaining = rows if after is None else rows.filter(pk__gt=after)
+                        read = list(remaining.values_list("pk", *source.columns)[:page])
                         if read:  # first, so that no error makes a row count twice
                             reading.after[source] = read[-1][0]
                         source.add(reading.counted, (row[1:] for row in read))

@@ -36,7 +36,6 @@ from django_durable_tasks.contrib.metrics.series import (
     OTHER,
     SERIES_MAX,
     CountedDurations,
-    Distribution,
     Duration,
     MetricKind,
     SeriesKey,
@@ -143,21 +142,23 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
             family.add_metric(list(labels), counted.number)
         yield family
     fields = {**_TASK, **_TENANT} if tenants else _TASK
+    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
     for name, text, duration in HISTOGRAMS:
         rows = ((key, counted) for key, counted in totals if duration in counted.durations)
         histogram = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
         for labels, counted in _grouped(rows, fields).items():
             distribution = counted.durations[duration]
-            histogram.add_metric(list(labels), _buckets(distribution), distribution.total)
+            buckets = list(zip(bounds, accumulate(distribution.numbers), strict=True))
+            histogram.add_metric(list(labels), buckets, distribution.total)
         yield histogram
     queues = sorted(gauges.queues.items())
     depths = [
         ((queue, status), number)
-        for queue, one in queues
+        for queue, gauge in queues
         for status, number in (
-            ("PENDING", one.pending),
-            ("QUEUED", one.queued),
-            ("RUNNING", one.running),
+            ("PENDING", gauge.pending),
+            ("QUEUED", gauge.queued),
+            ("RUNNING", gauge.running),
         )
     ]
     description = "Open tasks of a queue. PENDING ones are counted up to 10,000."
@@ -166,13 +167,13 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
         "due",
         "PENDING tasks that are due, up to 10,000.",
         ["queue"],
-        [((queue,), one.due) for queue, one in queues],
+        [((queue,), gauge.due) for queue, gauge in queues],
     )
     yield _gauge(
         "oldest_due_age_seconds",
         "How long the oldest PENDING task of a queue has been due.",
         ["queue"],
-        [((queue,), one.oldest_due_age) for queue, one in queues],
+        [((queue,), gauge.oldest_due_age) for queue, gauge in queues],
     )
     yield _gauge("leader", "1 if a scheduler is the leader.", [], [((), float(gauges.is_led))])
     yield _gauge("leader_term", "The term of the leader.", [], [((), gauges.term)])
@@ -216,19 +217,14 @@ def _grouped(
     rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
 ) -> dict[tuple[str, ...], CountedDurations]:
     """Return the sums by labels; series of several tenants or statuses may have the same."""
-    found: dict[tuple[str, ...], CountedDurations] = {}
+    groups: dict[tuple[str, ...], CountedDurations] = {}
     for key, counted in rows:
         values = key._asdict()
         if key.tenant_id == ALL_TENANTS:
             values["tenant_id"] = ""
         group = tuple(str(values[field]) for field in labels.values())
-        found.setdefault(group, CountedDurations()).add(counted)
-    return dict(sorted(found.items()))
-
-
-def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
-    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
-    return list(zip(bounds, accumulate(distribution.numbers), strict=True))
+        groups.setdefault(group, CountedDurations()).add(counted)
+    return dict(sorted(groups.items()))
 
 
 def _gauge(
@@ -391,14 +387,14 @@ def busiest_queues(queues: Mapping[str, QueueGauge], most: int) -> dict[str, Que
     """Return the ``most`` queues with the most open tasks by name, the others as ``other``."""
 
     def size(name: str) -> tuple[int, str]:
-        one = queues[name]
-        return -(one.pending + one.queued + one.running), name
+        queue = queues[name]
+        return -(queue.pending + queue.queued + queue.running), name
 
     names = sorted(queues, key=size)
-    found = {name: queues[name] for name in sorted(names[:most])}
+    busiest = {name: queues[name] for name in sorted(names[:most])}
     for name in names[most:]:
-        found[OTHER] = found.get(OTHER, QueueGauge()).plus(queues[name])
-    return found
+        busiest[OTHER] = busiest.get(OTHER, QueueGauge()).plus(queues[name])
+    return busiest
 
 
 def fullest_limits(limits: Mapping[str, tuple[int, int]], most: int) -> dict[str, tuple[int, int]]:
@@ -469,15 +465,15 @@ def read_gauges() -> Gauges:
 
 
 def _queues(now: datetime, used: Usage) -> dict[str, QueueGauge]:
-    found = {
+    gauges = {
         queue: QueueGauge(pending, due, max(0.0, (now - head).total_seconds()) if due else 0.0)
         for queue, pending, due, head in queues.waiting(now)
     }
     for queue, tenants in list(used.of_tenants.items()):
         queued = used.window(queue)
         open_tasks = QueueGauge(queued=queued, running=tenants.total() - queued)
-        found[queue] = found.get(queue, QueueGauge()).plus(open_tasks)
-    return found
+        gauges[queue] = gauges.get(queue, QueueGauge()).plus(open_tasks)
+    return gauges
 
 
 def _state(node: Node, now: datetime) -> str:

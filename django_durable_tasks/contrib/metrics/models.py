@@ -24,7 +24,7 @@ class MetricMinute(GuardedModel):
     and the numbers of the buckets. ``span`` also marks rows that are not periods, see ``Span``.
     """
 
-    instead: ClassVar[str] = "A scheduler counts them: counts.raise_minute(minute, found)."
+    instead: ClassVar[str] = "A scheduler counts them: counts.raise_minute(minute, by_series)."
 
     id = models.BigAutoField(primary_key=True)
     span = models.SmallIntegerField(_("minutes"), choices=[(one.value, one.name) for one in Span])

@@ -98,7 +98,9 @@ class Distribution:
     def add(self, other: Distribution) -> None:
         """Add the durations of another distribution."""
         self.total += other.total
-        self.numbers = [mine + more for mine, more in zip(self.numbers, other.numbers, strict=True)]
+        self.numbers = [
+            number + more for number, more in zip(self.numbers, other.numbers, strict=True)
+        ]
 
     def as_json(self) -> list[float]:
         """Return the sum and the numbers."""
@@ -131,13 +133,15 @@ class CountedDurations:
 
     def durations_as_json(self) -> dict[str, list[float]]:
         """Return the durations as JSON values."""
-        return {name: one.as_json() for name, one in sorted(self.durations.items())}
+        return {
+            name: distribution.as_json() for name, distribution in sorted(self.durations.items())
+        }
 
     @classmethod
     def stored(cls, number: int, durations: Any) -> CountedDurations:
         """Return the value of a row."""
-        found = durations if isinstance(durations, Mapping) else {}
-        return cls(number, {name: Distribution.from_json(one) for name, one in found.items()})
+        mapping = durations if isinstance(durations, Mapping) else {}
+        return cls(number, {name: Distribution.from_json(value) for name, value in mapping.items()})
 
 
 def minute_of(instant: datetime) -> datetime:

@@ -38,20 +38,20 @@ def _context_of(traceparent: object) -> SpanContext | None:
     """Return the context of a span; None if the text is not valid."""
     if not isinstance(traceparent, str):
         return None
-    found = _propagator.extract({TRACEPARENT: traceparent})
-    context = trace.get_current_span(found).get_span_context()
+    parent = _propagator.extract({TRACEPARENT: traceparent})
+    context = trace.get_current_span(parent).get_span_context()
     return context if context.is_valid else None
 
 
 def _attributes(name: str, queue: str, operation: str, task_id: str = "") -> dict[str, Any]:
-    found = {
+    attributes = {
         "messaging.system": "durable_tasks",
         "messaging.operation.type": operation,
         "messaging.operation.name": operation,
         "messaging.destination.name": queue,
         "durable_tasks.task.name": name,
     }
-    return found | ({"messaging.message.id": task_id} if task_id else {})
+    return attributes | ({"messaging.message.id": task_id} if task_id else {})
 
 
 class OpenTelemetryTraces:

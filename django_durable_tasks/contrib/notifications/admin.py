@@ -54,15 +54,15 @@ class NotificationSettingForm(EditModelForm):
         model = NotificationSetting
         fields = ("tenant", *_VALUES, "reason")
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        row = given.get("instance")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        row = kwargs.get("instance")
         self.shown = ""
         if row is not None:
             try:
                 self.shown = _shown_destination(row, "\n")
             except EncryptionError:
                 self.shown = MASK  # which is refused
-        super().__init__(*args, **given)
+        super().__init__(*args, **kwargs)
 
     def get_initial_for_field(self, field: forms.Field, field_name: str) -> Any:
         """Return the masked destination: the page must not contain a secret URL."""
@@ -76,13 +76,13 @@ class NotificationSettingForm(EditModelForm):
 
     def values(self) -> dict[str, Any]:
         """Return the keywords of the operations."""
-        given = self.cleaned_data
-        text: str = given["destination"].strip()
-        if given["delivery_type"] == DeliveryType.EMAIL:
+        cleaned_data = self.cleaned_data
+        text: str = cleaned_data["destination"].strip()
+        if cleaned_data["delivery_type"] == DeliveryType.EMAIL:
             config: dict[str, Any] = {"to": text.split()}
         else:
             config = {"url": text}
-        return {**{name: given[name] for name in _VALUES}, "delivery_config": config}
+        return {**{name: cleaned_data[name] for name in _VALUES}, "delivery_config": config}
 
 
 def _shown_destination(row: NotificationSetting, separator: str) -> str:
@@ -146,11 +146,11 @@ class NotificationSettingAdmin(DurableModelAdmin):
     def save_model(
         self, request: HttpRequest, obj: NotificationSetting, form: Any, change: bool
     ) -> None:
-        given = {"by": who(request), "reason": obj.reason, **form.values()}
+        options = {"by": who(request), "reason": obj.reason, **form.values()}
         if change:
-            deliveries.change_setting.perform(obj, revision=obj.revision, **given)
+            deliveries.change_setting.perform(obj, revision=obj.revision, **options)
         else:
-            obj.pk = deliveries.create_setting.perform(obj.tenant, **given).value.pk
+            obj.pk = deliveries.create_setting.perform(obj.tenant, **options).value.pk
 
     @admin.display(description=_("state"))
     def state(self, row: NotificationSetting) -> SafeString:

@@ -26,6 +26,7 @@ from django_durable_tasks.contrib.notifications.events import (
     RetryingTaskData,
 )
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
+from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
 from django_durable_tasks.models.guarded import TenantQuerySet
@@ -58,10 +59,10 @@ waits for another reader.
 
 def settings_rows() -> TenantQuerySet[NotificationSetting]:
     """Return a queryset of all notification settings, without the guard against writes."""
-    found: TenantQuerySet[NotificationSetting] = NotificationSetting.objects.using(
+    queryset: TenantQuerySet[NotificationSetting] = NotificationSetting.objects.using(
         tables.database()
     )
-    return found.unguarded()
+    return queryset.unguarded()
 
 
 class Subscriptions:
@@ -100,7 +101,7 @@ class RecentSubscriptions:
     def __init__(self) -> None:
         self._read_at = float("-inf")
         self._version: Any = None
-        self._found = Subscriptions()
+        self._enabled = Subscriptions()
         self._lock = threading.Lock()
         self._refresher = Refresher(
             "durable-notification-settings", self._read_in_thread, _REFRESH_EVERY
@@ -113,11 +114,11 @@ class RecentSubscriptions:
             not self.in_background or has_one_connection() or ports.eager()
         ):
             self._read()
-            return self._found
+            return self._enabled
         if age > _USABLE:
             self._read()
         self._refresher.ask()
-        return self._found
+        return self._enabled
 
     def expire(self) -> None:
         """Read the settings again at the next call, because this process changed one."""
@@ -152,7 +153,7 @@ class RecentSubscriptions:
         version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
         if version != self._version:
             enabled = settings_rows().filter(enabled=True).order_by("pk")
-            self._found = Subscriptions(enabled, stored=version["pk__count"])
+            self._enabled = Subscriptions(enabled, stored=version["pk__count"])
             self._version = version
 
 
@@ -207,7 +208,9 @@ class CaptureHealth:
     def worked(self) -> None:
         """Log that events are recorded again."""
         if self._failures:
-            logger.warning("Events are recorded again after %d failures.", self._failures)
+            logger.warning(
+                "Events are recorded again after %s.", counted(self._failures, "failure")
+            )
             self._failures = 0
 
 
@@ -218,11 +221,11 @@ def _selecting(types: Sequence[EventType]) -> Subscriptions | None:
     try:
         # It reads in a savepoint of its own, and rarely, so that a savepoint here would be the
         # larger part of the cost.
-        found = subscriptions()
+        enabled = subscriptions()
     except Exception as error:  # noqa: BLE001 - logged, or raised again if it aborted the ending
         _failed(error)
         return None
-    return None if found.types.isdisjoint(types) else found
+    return None if enabled.types.isdisjoint(types) else enabled
 
 
 @contextmanager
@@ -244,7 +247,7 @@ def _failed(error: Exception) -> None:
     process_state.of(CaptureHealth).failed(error)
 
 
-def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
+def record_events(enabled: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
     """Insert the events that the subscriptions select. Raises the errors of the database."""
     now = estimated_now()
     rows: list[dict[str, Any]] = [
@@ -257,7 +260,7 @@ def record_events(found: Subscriptions, occurred: Iterable[OccurredEvent]) -> No
             "due_at": setting.due_at(now),
         }
         for event in occurred
-        for setting, kind in found.selecting(event)
+        for setting, kind in enabled.selecting(event)
     ]
     if not rows:
         return
@@ -292,8 +295,8 @@ class TransitionRecorder:
         """Return whether a setting may select a success of these runs, so that the successes and
         their events are committed together.
         """
-        found = _selecting(_OF_SUCCESS)
-        return found is not None and bool(_selectable(found, runs))
+        enabled = _selecting(_OF_SUCCESS)
+        return enabled is not None and bool(_selectable(enabled, runs))
 
     def record(
         self, transition: str, status: Status, task_ids: Sequence[uuid.UUID], runs: Sequence[Run]
@@ -302,26 +305,26 @@ class TransitionRecorder:
         succeeded, tasks are read only for the names of their schedules.
         """
         types = OF_TRANSITION.get((transition, status), ())
-        found = _selecting(types)
-        if found is None:
+        enabled = _selecting(types)
+        if enabled is None:
             return
-        selectable = _selectable(found, runs)
+        selectable = _selectable(enabled, runs)
         if runs and not selectable:
             return
         with _guarded():
             if runs:
-                record_events(found, _of_runs(found, selectable))
+                record_events(enabled, _of_runs(enabled, selectable))
             else:
-                record_events(found, _of_tasks(found, types, status, task_ids))
+                record_events(enabled, _of_tasks(enabled, types, status, task_ids))
 
 
-def _selectable(found: Subscriptions, runs: Sequence[Run]) -> list[Run]:
+def _selectable(enabled: Subscriptions, runs: Sequence[Run]) -> list[Run]:
     """Return the runs whose success a setting may select."""
     return [
         run
         for run in runs
         if run.name not in OWN_TASKS
-        and found.may_select(
+        and enabled.may_select(
             OccurredEvent(
                 types=_OF_SUCCESS, tenant_id=run.tenant_id, task_name=run.name, queue=run.queue
             )
@@ -329,10 +332,10 @@ def _selectable(found: Subscriptions, runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def _of_runs(found: Subscriptions, runs: Sequence[Run]) -> Iterator[OccurredEvent]:
+def _of_runs(enabled: Subscriptions, runs: Sequence[Run]) -> Iterator[OccurredEvent]:
     scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
     if scheduled:
-        yield from _of_tasks(found, _OF_SUCCESS, Status.SUCCESS, scheduled)
+        yield from _of_tasks(enabled, _OF_SUCCESS, Status.SUCCESS, scheduled)
     for run in runs:
         if run.recurring_task_id is None:
             row = {
@@ -348,9 +351,12 @@ def _of_runs(found: Subscriptions, runs: Sequence[Run]) -> Iterator[OccurredEven
 
 
 def _of_tasks(
-    found: Subscriptions, types: Sequence[EventType], status: Status, task_ids: Sequence[uuid.UUID]
+    enabled: Subscriptions,
+    types: Sequence[EventType],
+    status: Status,
+    task_ids: Sequence[uuid.UUID],
 ) -> Iterator[OccurredEvent]:
-    changed = tables.tasks().filter(status=status, tenant_id__in=sorted(found.tenants))
+    changed = tables.tasks().filter(status=status, tenant_id__in=sorted(enabled.tenants))
     for first in range(0, len(task_ids), _TOGETHER):
         page = changed.filter(pk__in=list(task_ids[first : first + _TOGETHER]))
         for row in page.order_by("pk").values(*_COLUMNS):
@@ -373,7 +379,7 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
         error = masked_excerpt(row["last_error"], conf.settings().SECRET_NAMES, 4 * _ERROR_MAX)
         data["error"] = shortened(text_for_tenants(error), _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
-        data["next_attempt_at"] = row["due_at"].isoformat().replace("+00:00", "Z")
+        data["next_attempt_at"] = _instant(row["due_at"])
     return OccurredEvent(
         types=types,
         tenant_id=row["tenant_id"],
@@ -397,11 +403,11 @@ def record_fires(
     **_: Any,
 ) -> None:
     """Record the missed and late fire times of a tick, in its transaction."""
-    found = _selecting((EventType.MISSED, EventType.LATE))
-    if found is not None:
+    enabled = _selecting((EventType.MISSED, EventType.LATE))
+    if enabled is not None:
         with _guarded():
             record_events(
-                found,
+                enabled,
                 [
                     _of_fire(row, entry, kind)
                     for kind, entries in ((EventType.MISSED, missed), (EventType.LATE, late))
@@ -449,8 +455,8 @@ _OF_CHANGE = {"opened": EventType.ENDPOINT_OPENED, "gone": EventType.ENDPOINT_GO
 def record_endpoint(*, change: str, endpoint: str, reason: str, run: Run, **_: Any) -> None:
     """Record that a receiver fails, or that it has ended deliveries."""
     kind = _OF_CHANGE[change]
-    found = _selecting((kind,))
-    if found is None:
+    enabled = _selecting((kind,))
+    if enabled is None:
         return
     shown = endpoint.removeprefix(f"{run.tenant_id}:")
     data: EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
@@ -463,7 +469,7 @@ def record_endpoint(*, change: str, endpoint: str, reason: str, run: Run, **_: A
         data=data,
     )
     with _guarded():
-        record_events(found, [event])
+        record_events(enabled, [event])
 
 
 # Requests that a quota refused.
@@ -505,12 +511,12 @@ def record_quota(*, sender: Any, tenant_id: int, quota: str, detail: str, **_: A
     types = (EventType.QUOTA_REACHED,)
     data: QuotaEventData = {"quota": quota, "detail": detail}
     event = OccurredEvent(types=types, tenant_id=tenant_id, shown_as=quota, data=data)
-    found = _selecting(types)
-    if found is None or not found.selecting(event):
+    enabled = _selecting(types)
+    if enabled is None or not enabled.selecting(event):
         return
     with _guarded(), tables.atomic():
         if _is_first(sender, tenant_id, quota, now):
-            record_events(found, [event])
+            record_events(enabled, [event])
 
 
 def _is_first(model: Any, tenant_id: int, quota: str, now: datetime) -> bool:
@@ -525,8 +531,8 @@ def _is_first(model: Any, tenant_id: int, quota: str, now: datetime) -> bool:
     row = tables.locked_for_change(rows, skip_locked=True).first()
     if row is None:
         return False
-    given = row.notified_at.get(quota)
-    last = None if given is None else datetime.fromisoformat(given)
+    notified = row.notified_at.get(quota)
+    last = None if notified is None else datetime.fromisoformat(notified)
     if last is not None and abs(now - last) < _PERIOD:
         process_state.of(RecentQuotaEvents).remember(tenant_id, quota, last)
         return False

@@ -59,17 +59,17 @@ def notify(options: Options, out: Output) -> int:
     if options["action"] == "test":
         if not options["name"]:
             refuse("Name a notification setting: durable notify test ops.")
-        found = list(
+        matching = list(
             _rows({**options, "tenant": options["tenant"] or _DEFAULT}).filter(name=options["name"])
         )
-        if not found:
+        if not matching:
             refuse(f"The tenant has no notification setting {options['name']!r}.")
-        outcome = perform(deliveries.create_test, found[0], options)
+        outcome = perform(deliveries.create_test, matching[0], options)
         out.note(outcome.message)
         result = _awaited(outcome.value, options["wait"])
-        answer = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
+        data = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
         text = _sentence(outcome.value, result)
-        return out.emit(answer, text, OK if result["sent"] else UNHEALTHY)
+        return out.emit(data, text, OK if result["sent"] else UNHEALTHY)
     rows = []
     for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]:
         try:

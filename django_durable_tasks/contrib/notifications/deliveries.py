@@ -39,6 +39,7 @@ from django_durable_tasks.contrib.notifications.models import (
     NotificationEvent,
     NotificationSetting,
 )
+from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
@@ -70,7 +71,7 @@ _NOT_AUDITED = frozenset(
 )
 _AUDITED = "notification setting"
 NAMED[_AUDITED] = (NotificationSetting, "name")
-_MADE_DUE = 5_000
+_AT_ONCE = 5_000
 # Settings of one tenant. Each event is compared with all of them.
 _SETTINGS_MAX = 100
 SENT, RETRYING, FAILED = "SENT", "RETRYING", "FAILED"
@@ -95,7 +96,7 @@ def create_setting(tenant: Any = None, **values: Any) -> NotificationSetting:
     one of this name or 100 settings.
     """
     tenant_id = DEFAULT_TENANT_ID if tenant is None else getattr(tenant, "pk", tenant)
-    missing = [one for one in ("name", *_DESTINATION) if one not in values]
+    missing = [field for field in ("name", *_DESTINATION) if field not in values]
     if missing:
         raise InvalidOption(
             f"{missing[0]} is missing: a notification setting needs it.", option=missing[0]
@@ -117,16 +118,16 @@ def create_setting(tenant: Any = None, **values: Any) -> NotificationSetting:
                     " allowed: delete one first."
                 )
             settings_rows().bulk_create([row])
-            found = settings_rows().get(tenant_id=tenant_id, name=row.name)
+            created = settings_rows().get(tenant_id=tenant_id, name=row.name)
             # A ciphertext is bound to the id, which is known only after the insert.
-            settings_rows().filter(pk=found.pk).update(**_set_config(found, config))
-            entry.changed(_AUDITED, found.pk, {}, _shown(found), tenant_id)
+            settings_rows().filter(pk=created.pk).update(**_set_config(created, config))
+            entry.changed(_AUDITED, created.pk, {}, _shown(created), tenant_id)
     except IntegrityError:
         raise TransitionRefused(
             f"name={row.name!r}: the tenant has a notification setting of this name."
         ) from None
     process_state.of(RecentSubscriptions).expire()
-    return found
+    return created
 
 
 @operation(
@@ -178,13 +179,14 @@ def change_setting(
             _make_due(changed.pk)
         entry.changed(_AUDITED, row.pk, before, _shown(changed), present.tenant_id)
     process_state.of(RecentSubscriptions).expire()
-    found: NotificationSetting = changed
-    return found
+    return changed
 
 
 def _shown(row: NotificationSetting) -> dict[str, Any]:
     """Return the values of a setting for an audit entry, without secrets of its destination."""
-    names = (one.name for one in row._meta.concrete_fields if not one.name.startswith("last_"))
+    names = (
+        field.name for field in row._meta.concrete_fields if not field.name.startswith("last_")
+    )
     values = {name: getattr(row, name) for name in names if name not in _NOT_AUDITED}
     if row.encryption_key is not None:
         return {**values, "delivery_config": encrypted_mark(undecrypted(row, "delivery_config"))}
@@ -205,7 +207,7 @@ def _times(row: NotificationSetting) -> tuple[Any, ...]:
 
 
 def _make_due(setting_id: int) -> None:
-    """Make waiting events due, at most _MADE_DUE; the others stay due at their time.
+    """Make waiting events due, at most _AT_ONCE; the others stay due at their time.
 
     Events that the leader's job has locked are skipped: it locks events before their settings.
     """
@@ -213,7 +215,7 @@ def _make_due(setting_id: int) -> None:
         setting_id=setting_id, delivery__isnull=True, due_at__gt=DatabaseNow()
     )
     free = waiting.order_by("due_at", "id").select_for_update(skip_locked=True)
-    ids = list(free.values_list("pk", flat=True)[:_MADE_DUE])
+    ids = list(free.values_list("pk", flat=True)[:_AT_ONCE])
     tables.unguarded(NotificationEvent).filter(pk__in=ids).update(due_at=DatabaseNow())
 
 
@@ -245,11 +247,11 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
             option="delivery_config",
         )
     try:
-        known: dict[str, Any] = row.delivery_config
+        present: dict[str, Any] = row.delivery_config
     except EncryptionError:
-        known = {}  # a destination that cannot be decrypted can be replaced
-    given = values["delivery_config"]
-    merged = messages.merged_config(kind, given, row.delivery_type, known)
+        present = {}  # a destination that cannot be decrypted can be replaced
+    new = values["delivery_config"]
+    merged = messages.merged_config(kind, new, row.delivery_type, present)
     slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
     config = messages.checked_config(
         kind,
@@ -258,7 +260,7 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
         allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
     )
     # Compared as it is shown: otherwise an editor could guess a destination by what changes.
-    if kind == row.delivery_type and given == messages.shown_config(kind, known):
+    if kind == row.delivery_type and new == messages.shown_config(kind, present):
         return {}
     return {"delivery_type": kind, "delivery_config": config}
 
@@ -315,12 +317,12 @@ def disable_setting(setting_id: int, reason: str) -> None:
 
 def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecrets:
     """Return the secrets with which the messages of a notification setting are signed."""
-    name, origin, found = messages.endpoint_of_setting(setting.pk), None, list[str]()
+    name, origin, secrets = messages.endpoint_of_setting(setting.pk), None, list[str]()
     if DeliveryType(setting.delivery_type).is_http:
         target = messages.url_of(setting.delivery_config)
         origin = target.origin
-        found = http.signing_secrets(setting.tenant_id, target, name)
-    result = SigningSecrets(origin=origin, endpoint=name, secrets=found)
+        secrets = http.signing_secrets(setting.tenant_id, target, name)
+    result = SigningSecrets(origin=origin, endpoint=name, secrets=secrets)
     record_read_secrets("notification setting", setting.pk, setting.tenant_id, result, by)
     return result
 
@@ -348,35 +350,107 @@ def record_result(setting_id: int, status: str, error: str = "") -> None:
 
 _COUNTED = 20
 """How many kinds of events a digest counts separately, the most frequent first."""
+_WAITING_MAX = 20
+"""Deliveries of a setting that wait for their first attempt: as many as a receiver that answers in
+50 ms gets until the next call, two at a time.
+"""
+_KNOWN_MAX = 10_000
+"""Deliveries that are known until all of them are read again, so that memory stays small."""
+_AGAIN, _AGAIN_AFTER = 1_000, timedelta(seconds=1)
+"""Postponed events that become due in a second, and when the first of them does."""
 
 
 def _due(now: datetime) -> GuardedQuerySet[NotificationEvent]:
     return tables.unguarded(NotificationEvent).filter(delivery__isnull=True, due_at__lte=now)
 
 
-def create_due_deliveries(now: datetime, limit: int) -> int:
-    """Assign at most ``limit`` due events to new deliveries, postpone those of quiet hours, and
-    delete those of settings that are disabled or deleted; return how many events changed.
+class StartedDeliveries:
+    """The deliveries that this process has created, so that each setting has few tasks at a time.
+
+    It is a limit and not a count: what another leader created before is not known.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = dict[int, set[uuid.UUID]]()
+        self._known = 0
+        self._postponed_until: datetime | None = None
+
+    def free(self, settings: Collection[int]) -> dict[int, int]:
+        """Return how many further deliveries each of these settings may have now.
+
+        One that was attempted does not count: it may wait for hours until its next attempt.
+        """
+        full = [pk for pk in settings if len(self._waiting.get(pk, ())) >= _WAITING_MAX]
+        for pk in self._waiting if self._known > _KNOWN_MAX else full:
+            ids = self._waiting[pk]
+            waiting = tables.tasks().filter(pk__in=ids, attempts=0, completed_at__isnull=True)
+            ids.intersection_update(waiting.values_list("pk", flat=True))
+        self._waiting = {pk: ids for pk, ids in self._waiting.items() if ids}
+        self._known = sum(map(len, self._waiting.values()))
+        return {pk: max(0, _WAITING_MAX - len(self._waiting.get(pk, ()))) for pk in settings}
+
+    def created(self, setting_id: int, task_ids: Collection[uuid.UUID]) -> None:
+        """Record new deliveries of a setting, after their commit."""
+        self._waiting.setdefault(setting_id, set()).update(task_ids)
+        self._known += len(task_ids)
+
+    def postponed(self, number: int, now: datetime) -> datetime:
+        """Return when events that exceed the limit are due again: _AGAIN of all settings in a
+        second, so that a long backlog costs as little as a short one.
+        """
+        last = max(self._postponed_until or now, now + _AGAIN_AFTER)
+        self._postponed_until = last + timedelta(seconds=number / _AGAIN)
+        return last
+
+
+def create_due_deliveries(now: datetime, limit: int, started: StartedDeliveries) -> int:
+    """Assign at most ``limit`` due events to new deliveries, postpone those of quiet hours and of
+    settings with enough deliveries, and delete those of settings that are disabled or deleted;
+    return how many events changed.
 
     The row of a setting with a digest is locked. If another transaction has locked it, its events
     wait for the next call and do not delay those of other settings.
     """
     if not _due(now).exists():  # one index lookup
         return 0
+    created = dict[int, list[NewTask]]()
     with tables.atomic():
         batch = _Batch(now, limit)
         if batch.blocked:
             batch = _Batch(now, limit, without=batch.blocked)
-        new_tasks = list[NewTask]()
-        for setting_id, found in batch.of_setting.items():
+        free = started.free(batch.of_setting)
+        full, changed = set[int](), 0
+        for setting_id, events in batch.of_setting.items():
             setting = batch.settings.get(setting_id)
             if setting is None:
-                _all(found).delete()
-            else:
-                new_tasks += _assigned(setting, found, now, more=batch.is_full)
-        if new_tasks:
+                changed += _all(events).delete()[0]
+                continue
+            if not _is_collected(setting) and len(events) > free[setting_id]:
+                events = events[: free[setting_id]]
+                full.add(setting_id)
+            changed += len(events)
+            created[setting_id] = _assigned(setting, events, now, more=batch.is_full)
+        if each := [
+            row for rows in batch.of_setting.values() for row in rows if row.delivery is not None
+        ]:
+            tables.unguarded(NotificationEvent).bulk_update(each, ["delivery"])
+        if full:
+            changed += _postponed(full, now, started)
+        if new_tasks := [task for tasks in created.values() for task in tasks]:
             inserts.create_many(new_tasks)
-    return sum(map(len, batch.of_setting.values()))
+    for setting_id, tasks in created.items():
+        started.created(setting_id, [task.id for task in tasks])
+    return changed
+
+
+def _postponed(settings: Collection[int], now: datetime, started: StartedDeliveries) -> int:
+    """Postpone the due events of settings with enough deliveries, at most _AT_ONCE; return how
+    many. They would stand before those of other settings.
+    """
+    due = _due(now).filter(setting_id__in=settings).order_by("due_at", "id")
+    ids = list(due.select_for_update(skip_locked=True).values_list("pk", flat=True)[:_AT_ONCE])
+    again = started.postponed(len(ids), now)
+    return tables.unguarded(NotificationEvent).filter(pk__in=ids).update(due_at=again)
 
 
 class _Batch:
@@ -422,17 +496,20 @@ def _all(rows: Sequence[NotificationEvent]) -> GuardedQuerySet[NotificationEvent
 def _assigned(
     setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
 ) -> list[NewTask]:
-    """Assign events of one setting and return the tasks that deliver them."""
+    """Assign events of one setting and return the tasks that deliver them. The caller writes the
+    ``delivery`` of events that are a message each.
+    """
     quiet_until = setting.quiet_end_after(now)
     if quiet_until is not None:
         _all(rows).update(due_at=quiet_until)
         return []
     if _is_collected(setting):
         return _collected(setting, rows, now, more=more)
+    tasks = list[NewTask]()
     for row in rows:
         row.delivery = uuid.uuid4()
-    tables.unguarded(NotificationEvent).bulk_update(rows, ["delivery"])
-    return [delivery_task(setting, row.delivery) for row in rows if row.delivery is not None]
+        tasks.append(delivery_task(setting, row.delivery))
+    return tasks
 
 
 def _collected(
@@ -443,8 +520,8 @@ def _collected(
     """
     delivery = setting.collecting or uuid.uuid4()
     _all(rows).update(delivery=delivery)
-    rest = _due(now).filter(setting_id=setting.pk)
-    collecting = delivery if more and rest.exists() else None
+    remaining = _due(now).filter(setting_id=setting.pk)
+    collecting = delivery if more and remaining.exists() else None
     if collecting != setting.collecting:
         settings_rows().filter(pk=setting.pk).update(collecting=collecting)
     return [] if collecting else [delivery_task(setting, delivery)]
@@ -501,20 +578,20 @@ def content_of(
 ) -> messages.NotificationContent | None:
     """Return the events of a delivery; None if they were deleted."""
     rows = tables.unguarded(NotificationEvent).filter(delivery=delivery, setting_id=setting.pk)
-    found = [
+    facts = [
         messages.EventFacts(type=EventType(row.type), created_at=row.created_at, data=row.data)
         for row in rows.order_by("id")[: messages.SHOWN]
     ]
-    if not found:
+    if not facts:
         return None
-    if setting.digest is None and len(found) == 1:
-        return messages.NotificationContent(setting_name=setting.name, events=found, total=1)
+    if setting.digest is None and len(facts) == 1:
+        return messages.NotificationContent(setting_name=setting.name, events=facts, total=1)
     kinds = rows.order_by().values_list("type", "subject").annotate(number=Count("pk"))
     counts = list(kinds.order_by("-number", "type", "subject")[:_COUNTED])
     total = rows.count()
-    is_test = found[0].type == EventType.TEST
+    is_test = facts[0].type == EventType.TEST
     return messages.NotificationContent(
-        setting_name=setting.name, events=found, total=total, counts=counts, is_digest=not is_test
+        setting_name=setting.name, events=facts, total=total, counts=counts, is_digest=not is_test
     )
 
 
@@ -534,8 +611,8 @@ def prune_events(now: datetime, limit: int) -> int:
 def shown_result(task_id: uuid.UUID) -> dict[str, Any] | None:
     """Return status, result and error of a delivery; None if the task was deleted."""
     columns = ("status", "result", "last_error", "attempts")
-    found: dict[str, Any] | None = tables.tasks().filter(pk=task_id).values(*columns).first()
-    return found
+    row: dict[str, Any] | None = tables.tasks().filter(pk=task_id).values(*columns).first()
+    return row
 
 
 # Alerts: conditions of the whole installation, with one event when one begins and one when it
@@ -561,30 +638,32 @@ def watch_alerts(now: datetime) -> int:
     """Open and close alerts; return how many. Nothing is read unless a setting has ``on_alert``, or
     alerts are open.
     """
-    found = subscriptions()
-    selected = not found.types.isdisjoint(_ALERT_TYPES)
+    enabled = subscriptions()
+    selected = not enabled.types.isdisjoint(_ALERT_TYPES)
     if not selected and not tables.unguarded(Alert).exists():
         return 0
     present = dict(conditions(now)) if selected else {}
     try:
         with tables.atomic():
-            return _changed(found, present, now, CALM if selected else 0.0)
+            return _changed(enabled, present, now, CALM if selected else 0.0)
     except IntegrityError:
         # Another scheduler opened one of these alerts at the same time. The next call sees it.
         return 0
 
 
 def _changed(
-    found: Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
+    enabled: Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
 ) -> int:
     """Write the difference between the open alerts and the present conditions, with its events."""
     rows = tables.locked_for_change(tables.unguarded(Alert).order_by("pk"))
     known = {(row.kind, row.subject): row for row in rows}
-    began = {one: detail for one, detail in present.items() if one not in known}
-    held = [row.pk for one, row in known.items() if one in present]
+    began = {condition: detail for condition, detail in present.items() if condition not in known}
+    held = [row.pk for condition, row in known.items() if condition in present]
     calm_since = now - timedelta(seconds=calm)
     ended = [
-        row for one, row in known.items() if one not in present and row.last_seen_at <= calm_since
+        row
+        for condition, row in known.items()
+        if condition not in present and row.last_seen_at <= calm_since
     ]
     if held:
         tables.unguarded(Alert).filter(pk__in=held).update(last_seen_at=now)
@@ -600,7 +679,7 @@ def _changed(
         for (kind, subject), detail in began.items()
     ]
     events += [_event(EventType.ALERT_ENDED, row.kind, row.subject, row.detail) for row in ended]
-    record_events(found, events)
+    record_events(enabled, events)
     return len(began) + len(ended)
 
 
@@ -623,8 +702,8 @@ def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEv
 
 def conditions(now: datetime) -> Iterator[tuple[Condition, str]]:
     """Yield the conditions that hold now, each with a sentence about it, at most 100 of a kind."""
-    for kind, found in _CHECKS.items():
-        for number, (subject, detail) in enumerate(found(now)):
+    for kind, check in _CHECKS.items():
+        for number, (subject, detail) in enumerate(check(now)):
             if number >= _TOGETHER:
                 break
             yield (kind.value, subject[:_SUBJECT_MAX]), detail[:_DETAIL_MAX]
@@ -633,7 +712,8 @@ def conditions(now: datetime) -> Iterator[tuple[Condition, str]]:
 def _dead_letters(now: datetime) -> Iterator[tuple[str, str]]:
     number, most = operator_actions.open_letters(), conf.settings().DEAD_LETTERS_MAX
     if number > most:
-        yield "", f"{number:,} dead letters are open (DEAD_LETTERS_MAX: {most:,})"
+        letters = counted(number, "dead letter is", "dead letters are")
+        yield "", f"{letters} open (DEAD_LETTERS_MAX: {most:,})"
 
 
 def _overdue_schedules(now: datetime) -> Iterator[tuple[str, str]]:
@@ -644,7 +724,8 @@ def _overdue_schedules(now: datetime) -> Iterator[tuple[str, str]]:
         : 10 * _TOGETHER
     ]:
         if fire_time + timedelta(seconds=grace) < now:
-            yield str(pk), f"Schedule {name} has not fired since {_at(fire_time)}"
+            at = fire_time.isoformat(timespec="seconds").replace("+00:00", "Z")
+            yield str(pk), f"Schedule {name} has not fired since {at}"
 
 
 def _queues_without_worker(now: datetime) -> Iterator[tuple[str, str]]:
@@ -670,10 +751,6 @@ def _skewed_clocks(now: datetime) -> Iterator[tuple[str, str]]:
     for host, skew in hosts.items():
         where = "ahead of" if skew > 0 else "behind"
         yield host, f"The clock of {host} is {abs(skew):.1f} s {where} that of the database"
-
-
-def _at(instant: datetime) -> str:
-    return instant.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 _CHECKS = {

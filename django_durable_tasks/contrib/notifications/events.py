@@ -81,7 +81,7 @@ class QuietHours:
         end = datetime.combine(local.date() + timedelta(days=days), self.end, tzinfo=local.tzinfo)
         # When clocks are set back, the end may be repeated. Its second pass is after `now`.
         ends = (end.astimezone(UTC), end.replace(fold=1).astimezone(UTC))
-        return next((one for one in ends if one > now), None)
+        return next((candidate for candidate in ends if candidate > now), None)
 
 
 def period_end(now: datetime, seconds: float) -> datetime:

@@ -74,7 +74,7 @@ def _addresses(value: object, allowed: Sequence[str]) -> list[str]:
         raise InvalidOption(
             f"delivery_config has no list of 1 to {ADDRESSES_MAX} e-mail addresses in 'to'."
         )
-    found: list[str] = []
+    addresses: list[str] = []
     for address in value:
         if (
             not isinstance(address, str)
@@ -87,9 +87,9 @@ def _addresses(value: object, allowed: Sequence[str]) -> list[str]:
                 f"delivery_config has {address!r}, which is not allowed"
                 " (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
             )
-        if address not in found:
-            found.append(address)
-    return found
+        if address not in addresses:
+            addresses.append(address)
+    return addresses
 
 
 def is_allowed(address: str, allowed: Sequence[str]) -> bool:
@@ -125,11 +125,11 @@ def shown_config(delivery_type: str, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def merged_config(
-    delivery_type: str, config: Any, known_type: str, known: Mapping[str, Any]
+    delivery_type: str, config: Any, present_type: str, present: Mapping[str, Any]
 ) -> Any:
     """Return the present configuration if the given one is its masked form, else the given one."""
-    is_mask = config == shown_config(known_type, known)
-    return dict(known) if is_mask and delivery_type == known_type else config
+    is_mask = config == shown_config(present_type, present)
+    return dict(present) if is_mask and delivery_type == present_type else config
 
 
 # Checks the values of a notification setting, except its destination.
@@ -304,10 +304,10 @@ def subject_of(content: NotificationContent) -> str:
 def _lines(content: NotificationContent) -> list[str]:
     if not content.is_digest:
         return details(content.events[0])
-    found = [f"{number:,} x {kind} {_line(subject)}" for kind, subject, number in content.counts]
-    found += ["", *(f"{_at(one.created_at)} {headline(one)}" for one in content.events)]
-    left = content.total - len(content.events)
-    return [*found, f"and {left:,} more"] if left > 0 else found
+    lines = [f"{number:,} x {kind} {_line(subject)}" for kind, subject, number in content.counts]
+    lines += ["", *(f"{_at(event.created_at)} {headline(event)}" for event in content.events)]
+    remaining = content.total - len(content.events)
+    return [*lines, f"and {remaining:,} more"] if remaining > 0 else lines
 
 
 def headline(event: EventFacts) -> str:
@@ -328,7 +328,7 @@ _HEADLINES: Mapping[EventType, str] = {
     EventType.FAILED: f"Task {{task_name}} failed {_ATTEMPT}",
     EventType.DEAD: f"Task {{task_name}} failed and has a dead letter {_ATTEMPT}",
     EventType.RETRYING: f"Task {{task_name}} failed and will be retried {_ATTEMPT}",
-    EventType.MISSED: "Schedule {schedule} missed {count} fire times",
+    EventType.MISSED: "Schedule {schedule} missed fire times: {count}",
     EventType.LATE: "Schedule {schedule} fired late",
     EventType.ENDPOINT_OPENED: "Endpoint {endpoint} fails: its callbacks wait",
     EventType.ENDPOINT_GONE: "Endpoint {endpoint} ended deliveries",

@@ -94,8 +94,8 @@ def send_email(
         _record_health(live, key, "")
         return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
     run = live.run
-    refused, answer = _verdict(failed)
-    text = f"E-mail was not accepted: {answer}"
+    refused, reason = _verdict(failed)
+    text = f"E-mail was not accepted: {reason}"
     logger.warning(
         "Attempt %d of task %s: the mail server did not accept the message: %s",
         run.attempt,
@@ -133,7 +133,7 @@ def _verdict(error: Exception) -> tuple[bool, str]:
         answers = dict(error.recipients.values())
         text = "; ".join(_answer(code, reply) for code, reply in sorted(answers.items()))
         return bool(answers) and _TEMPORARY.isdisjoint(answers), text
-    # A refused login is a mistake in the settings, which is corrected while attempts are left.
+    # A refused login is an error in the settings, which is corrected while attempts are left.
     is_login = isinstance(error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError)
     if isinstance(error, smtplib.SMTPResponseException) and not is_login:
         return error.smtp_code >= 500, _answer(error.smtp_code, error.smtp_error)
@@ -234,8 +234,8 @@ def _send(
         is_setting=True,
     )
     shown = messages.shown_url(row.delivery_type, request.url.origin + request.url.path)
-    answer = tasks.send_request(live, request, key, shown)
-    return {"sent": True, "type": content.type, "events": content.total, "status": answer["status"]}
+    result = tasks.send_request(live, request, key, shown)
+    return {"sent": True, "type": content.type, "events": content.total, "status": result["status"]}
 
 
 def _endpoint(tenant_id: int, arguments: Mapping[str, Any]) -> str:
@@ -260,7 +260,7 @@ def register() -> None:
     register_job(
         "deliver_notifications",
         lambda: Job(
-            "deliver_notifications", deliver_notifications, every=min(0.5, settings().POLL)
+            "deliver_notifications", DeliverNotifications(), every=min(0.5, settings().POLL)
         ),
     )
     register_job("watch_alerts", lambda: Job("watch_alerts", watch_alerts, every=10.0))
@@ -277,15 +277,20 @@ def register() -> None:
     )
 
 
-def deliver_notifications(now: datetime, monitor: HeartbeatMonitor) -> int:
+class DeliverNotifications:
     """Process batches of due events for one slice."""
-    end, changed = time.monotonic() + SLICE, 0
-    with dedicated_connection():
-        while number := deliveries.create_due_deliveries(now, settings().BATCH_SIZE):
-            changed += number
-            if time.monotonic() >= end:
-                break
-    return changed
+
+    def __init__(self) -> None:
+        self._started = deliveries.StartedDeliveries()
+
+    def __call__(self, now: datetime, monitor: HeartbeatMonitor) -> int:
+        end, changed, limit = time.monotonic() + SLICE, 0, settings().BATCH_SIZE
+        with dedicated_connection():
+            while number := deliveries.create_due_deliveries(now, limit, self._started):
+                changed += number
+                if time.monotonic() >= end:
+                    break
+        return changed
 
 
 def watch_alerts(now: datetime, monitor: HeartbeatMonitor) -> int:
@@ -349,5 +354,5 @@ def watchdog(self: Any) -> dict[str, Any]:
     waited = (estimated_now() - live.run.scheduled_for).total_seconds()
     request = http_request({"url": url, "method": "GET"}, http.limits())
     shown = masked_url(request.url.origin + request.url.path)
-    answer = tasks.send_request(live, request, None, shown)
-    return {"sent": True, "status": answer["status"], "waited": round(waited, 3)}
+    result = tasks.send_request(live, request, None, shown)
+    return {"sent": True, "status": result["status"], "waited": round(waited, 3)}

@@ -187,13 +187,13 @@ class Check:
         """Return the findings that remain when their rows are locked; stops after the batch that
         reaches ``most``.
         """
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for keys in batches(distinct(candidates)):
-            if len(found) >= most:
+            if len(findings) >= most:
                 break
             with tables.atomic():
-                found += self.find(read_context(), self.lock_rows(keys))
-        return found
+                findings += self.find(read_context(), self.lock_rows(keys))
+        return findings
 
 
 def check(
@@ -208,8 +208,8 @@ def check(
 ) -> Callable[[Look], Check]:
     """Decorator: register the check whose ``look`` is the function.
 
-    Its question is the first paragraph of the docstring, unless ``question`` is given. ``repair``
-    says what the repair does. ``late``: its findings are LATE instead of BROKEN.
+    Its question is the first paragraph of the docstring, unless ``question`` is given. ``repair``:
+    what the repair does. ``late``: its findings are LATE instead of BROKEN.
     """
 
     def registered(look: Look) -> Check:
@@ -298,8 +298,8 @@ def lock_rows(model: type[Model], keys: Iterable[Any]) -> list[Any]:
 
     Return the keys of the locked rows.
     """
-    these = rows_of(model).filter(pk__in=list(keys))
-    return list(tables.locked_for_change(these, skip_locked=True).values_list("pk", flat=True))
+    queryset = rows_of(model).filter(pk__in=list(keys))
+    return list(tables.locked_for_change(queryset, skip_locked=True).values_list("pk", flat=True))
 
 
 def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
@@ -307,14 +307,14 @@ def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
 
     Ids of deleted tasks are returned too.
     """
-    wanted = {task_id for task_id in ids if task_id is not None}
-    locked = set(lock_rows(Task, sorted(wanted)))
+    task_ids = {task_id for task_id in ids if task_id is not None}
+    locked = set(lock_rows(Task, sorted(task_ids)))
     locked_by_others = (
-        set(tables.tasks().filter(pk__in=wanted - locked).values_list("pk", flat=True))
-        if wanted - locked
+        set(tables.tasks().filter(pk__in=task_ids - locked).values_list("pk", flat=True))
+        if task_ids - locked
         else ()
     )
-    return wanted.difference(locked_by_others)
+    return task_ids.difference(locked_by_others)
 
 
 def lock_edges(keys: Sequence[int]) -> list[int]:

@@ -38,10 +38,10 @@ class _Bar:
         self._stream = getattr(stream, "_out", stream)
         self._watched = bool(getattr(self._stream, "isatty", lambda: False)())
 
-    def __call__(self, name: str, part: float) -> None:
+    def __call__(self, name: str, share: float) -> None:
         if self._watched:
-            done = round(_BAR * part)
-            self._stream.write(f"\r\x1b[K[{'#' * done}{'.' * (_BAR - done)}] {part:4.0%} {name}")
+            done = round(_BAR * share)
+            self._stream.write(f"\r\x1b[K[{'#' * done}{'.' * (_BAR - done)}] {share:4.0%} {name}")
             self._stream.flush()
 
     def clear(self) -> None:
@@ -100,8 +100,8 @@ def verify(options: Options, out: Output) -> int:
     out.emit(report, _text(report, would=options["repair"] and options["dry_run"]))
     if any(answer.error for answer in answers):
         return REFUSED
-    left = any(result.left for result in repairs) if repairing else bool(report["findings"])
-    return UNHEALTHY if left or any(answer.more for answer in answers) else OK
+    unrepaired = any(result.left for result in repairs) if repairing else bool(report["findings"])
+    return UNHEALTHY if unrepaired or any(answer.more for answer in answers) else OK
 
 
 def _report(answers: Sequence[Answer], repairs: Sequence[RepairResult]) -> dict[str, Any]:

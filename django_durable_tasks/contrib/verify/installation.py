@@ -54,11 +54,11 @@ def missing(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     Rows that the migrations insert: without the lease no leader, without the tenant no task is
     possible.
     """
-    wanted: tuple[tuple[str, type[Model], Any], ...] = (
+    expected: tuple[tuple[str, type[Model], Any], ...] = (
         ("lease", SchedulerLease, lease_name()),
         ("tenant", Tenant, DEFAULT_TENANT_ID),
     )
-    for table, model, key in wanted:
+    for table, model, key in expected:
         if not rows_of(model).filter(pk=key).exists():
             yield Finding(str(key), "row", None, "the row that the migrations insert", table=table)
 
@@ -115,12 +115,12 @@ def without_heartbeat(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     patience = max(PATIENCE, 3 * nodes.timeout())
     if not context.led or not context.is_steady_for(patience):
         return
-    found = rows.filter(
+    silent = rows.filter(
         stopped_at__isnull=True,
         last_seen_at__lt=context.ago(patience),
         region=conf.settings().REGION,
     )
-    for pk, seen in found.values_list("pk", "last_seen_at"):
+    for pk, seen in silent.values_list("pk", "last_seen_at"):
         yield Finding(pk, "last_seen_at", seen, "declared dead, because it missed its heartbeats")
 
 
@@ -137,8 +137,8 @@ def _check_orphans(name: str, of: str, model: type[Model], column: str) -> None:
 
     @check(name, model, "orphans", question=f"Does the {of} exist?", repair="delete it")
     def orphans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
-        found = rows.filter(~Exists(rows_of(owner).order_by().filter(pk=OuterRef(column))))
-        for pk, key in found.values_list("pk", f"{column}_id"):
+        orphaned = rows.filter(~Exists(rows_of(owner).order_by().filter(pk=OuterRef(column))))
+        for pk, key in orphaned.values_list("pk", f"{column}_id"):
             yield Finding(pk, column, key, f"a {owner._meta.verbose_name} that exists")
 
     @orphans.repaired_by("deleted")
@@ -168,8 +168,8 @@ def wrong_keys(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
     Open tasks whose shard does not match their id.
     """
-    found = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
-    for pk, shard in found:
+    shards = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
+    for pk, shard in shards:
         if shard != demand.shard_of(pk):
             yield Finding(pk, "shard_key", shard, f"{demand.shard_of(pk)}, by its id")
 
@@ -190,10 +190,10 @@ def _settled_after() -> float:
 def _schedulers(context: VerifyContext) -> dict[str, list[Node]]:
     """Return the schedulers that have not stopped, or stopped recently, by region."""
     present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=context.ago(_settled_after()))
-    found: dict[str, list[Node]] = defaultdict(list)
+    by_region: dict[str, list[Node]] = defaultdict(list)
     for node in rows_of(Node).filter(present, kind=NodeKind.SCHEDULER):
-        found[node.region].append(node)
-    return found
+        by_region[node.region].append(node)
+    return by_region
 
 
 def _restricted_to(node: Node) -> frozenset[int] | None:
@@ -207,11 +207,11 @@ def unserved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     Regions whose schedulers are all restricted to some shards and leave others unserved.
     """
     schedulers = _schedulers(context)
-    found = {
+    unserved_shards = {
         name: _unserved_shards(context, schedulers[region_of(name)])
         for name in rows.values_list("name", flat=True)
     }
-    for name, missing in found.items():
+    for name, missing in unserved_shards.items():
         if missing:
             right = f"none, because their tasks start {demand.UNSERVED_AFTER:g} s late"
             advice = (
@@ -233,7 +233,7 @@ def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) ->
         return frozenset()
     kept = [_restricted_to(node) for node in nodes_of_region]
     return frozenset(range(demand.SHARDS)).difference(
-        *(frozenset(range(demand.SHARDS)) if one is None else one for one in kept)
+        *(frozenset(range(demand.SHARDS)) if shards is None else shards for shards in kept)
     )
 
 
@@ -245,10 +245,10 @@ def contradicted(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     changed recently.
     """
     running = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
-    wanted = set(running.values_list("pk", flat=True))
+    node_ids = set(running.values_list("pk", flat=True))
     divisions = [_division(context, region) for region in _schedulers(context).values()]
     for node, shards in (pair for division in divisions for pair in division):
-        if node.pk in wanted and node.shards is not None and frozenset(node.shards) != shards:
+        if node.pk in node_ids and node.shards is not None and frozenset(node.shards) != shards:
             right = f"{demand.spell_shards(shards)}, by the division among the running schedulers"
             advice = "Restart it: it does not read the other schedulers."
             yield Finding(node.pk, "shards", demand.spell_shards(node.shards), right, advice)

@@ -33,6 +33,7 @@ from django_durable_tasks.contrib.verify.check import (
     read_context,
     rows_of,
 )
+from django_durable_tasks.counted import counted
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
@@ -87,14 +88,14 @@ def chosen(names: Iterable[str] = ()) -> list[Check]:
 
     Raises InvalidOption, with a suggestion, for an unknown name.
     """
-    wanted: dict[str, Check] = {}
+    checks: dict[str, Check] = {}
     for name in names:
-        found = {key: check for key, check in CHECKS.items() if name in (key, check.group)}
-        if not found:
+        matching = {key: check for key, check in CHECKS.items() if name in (key, check.group)}
+        if not matching:
             hint = did_you_mean(name, [*CHECKS, *GROUPS], cutoff=0.4)
             raise InvalidOption(f"There is no check {name!r}. {hint}".strip())
-        wanted |= found
-    return list((wanted or CHECKS).values())
+        checks |= matching
+    return list((checks or CHECKS).values())
 
 
 def verify(
@@ -105,8 +106,8 @@ def verify(
     Each finding is confirmed with its rows locked. If a check cannot read, its ``error`` is set and
     the others continue.
     """
-    wanted = chosen() if checks is None else checks
-    answers = {check.name: Answer(check) for check in wanted}
+    selected = chosen() if checks is None else checks
+    answers = {check.name: Answer(check) for check in selected}
     of_model: dict[type[Model], list[Answer]] = {}
     for answer in answers.values():
         of_model.setdefault(answer.check.model, []).append(answer)
@@ -168,15 +169,17 @@ def repair(answers: Sequence[Answer]) -> list[RepairResult]:
     record_start("installation.repair", checks=checks)
     results: list[RepairResult] = []
     for answer in answers:
-        check, found = answer.check, answer.findings
-        safe = [one for one in found if one.repair and check.repair is not None]
+        check, findings = answer.check, answer.findings
+        safe = [finding for finding in findings if finding.repair and check.repair is not None]
         results += [
-            RepairResult(one, left=one.advice or "It needs an operator.")
-            for one in found
-            if one not in safe
+            RepairResult(finding, left=finding.advice or "It needs an operator.")
+            for finding in findings
+            if finding not in safe
         ]
         for keys in batches(distinct(safe)):
-            results += _repair_batch(check, [one for one in safe if one.key in set(keys)])
+            results += _repair_batch(
+                check, [finding for finding in safe if finding.key in set(keys)]
+            )
     for result in results:
         logger.warning(
             "%s %s",
@@ -197,12 +200,13 @@ def _repair_batch(check: Check, findings: Sequence[Finding]) -> list[RepairResul
         keys = distinct(findings)
         if len(keys) == 1:
             return [
-                RepairResult(one, left=f"The repair was refused: {refused}") for one in findings
+                RepairResult(finding, left=f"The repair was refused: {refused}")
+                for finding in findings
             ]
     return [
         result
         for key in keys
-        for result in _repair_batch(check, [one for one in findings if one.key == key])
+        for result in _repair_batch(check, [finding for finding in findings if finding.key == key])
     ]
 
 
@@ -212,9 +216,9 @@ def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResu
     remaining = [finding for finding in check.find(context, rows) if finding.repair]
     repaired: Collection[Any] = ()
     if remaining and check.repair is not None:
-        given = distinct(remaining)
-        corrected = check.repair(context, given)
-        repaired = given if corrected is None else corrected
+        to_repair = distinct(remaining)
+        corrected = check.repair(context, to_repair)
+        repaired = to_repair if corrected is None else corrected
     present = rows_of(check.model).filter(pk__in=keys)
     locked = set(rows.values_list("pk", flat=True))
     locked_by_others = set(present.values_list("pk", flat=True)) - locked
@@ -254,17 +258,17 @@ def audit(self: Any) -> dict[str, Any]:
     VerificationIncomplete.
     """
     answers = verify(
-        progress=lambda table, part: self.durable.progress(round(100 * part), 100, table)
+        progress=lambda table, share: self.durable.progress(round(100 * share), 100, table)
     )
-    wrong = {one.check.name: len(one.findings) for one in answers if one.findings}
-    for finding in [finding for one in answers for finding in one.findings][:_LOGGED]:
+    wrong = {answer.check.name: len(answer.findings) for answer in answers if answer.findings}
+    for finding in [finding for answer in answers for finding in answer.findings][:_LOGGED]:
         logger.error("%s (%s): %s", finding.check, finding.severity, finding.text)
     if wrong:
         logger.error(
-            "%d findings in total. Run `manage.py durable verify` to list them.",
-            sum(wrong.values()),
+            "%s in total. Run `manage.py durable verify` for the list.",
+            counted(sum(wrong.values()), "finding"),
         )
-    unread = {one.check.name: one.error for one in answers if one.error}
+    unread = {answer.check.name: answer.error for answer in answers if answer.error}
     if unread:
         raise VerificationIncomplete(
             "; ".join(f"{name}: {error}" for name, error in unread.items())

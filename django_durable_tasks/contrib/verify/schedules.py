@@ -118,10 +118,10 @@ def late(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     """
     if not context.led or not context.is_steady_for(PATIENCE):
         return
-    found = rows.exclude(status=RecurringStatus.CANCELLED).filter(
+    overdue = rows.exclude(status=RecurringStatus.CANCELLED).filter(
         next_run_at__lt=context.ago(PATIENCE)
     )
-    for pk, due in found.values_list("pk", "next_run_at"):
+    for pk, due in overdue.values_list("pk", "next_run_at"):
         right = "processed when it was due"
         advice = "Look at the leader's log: its job may be stuck or fail."
         yield Finding(pk, "next_run_at", due, right, advice)
@@ -137,10 +137,10 @@ def without_task(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     kept = [seconds for seconds in conf.retention().values() if seconds is not None]
     retained = Q(created_at__gt=context.ago(min(kept))) if kept else Q()
     missing = retained & ~Exists(tables.tasks().filter(pk=OuterRef("task")))
-    found = rows.filter(outcome__in=(*_RAN, FireOutcome.MANUAL)).filter(
+    entries = rows.filter(outcome__in=(*_RAN, FireOutcome.MANUAL)).filter(
         Q(task__isnull=True) | missing
     )
-    for pk, task, fire in found.values_list("pk", "task_id", "fire_time"):
+    for pk, task, fire in entries.values_list("pk", "task_id", "fire_time"):
         right = f"the task of the fire time {fire.isoformat()}"
         advice = "Run `manage.py durable run-now NAME`, if the run is still needed."
         yield Finding(pk, "task", task, right, advice)
@@ -153,7 +153,7 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> Iterator[Finding
     Tasks of a fire time that has no ledger entry, or whose entry names another task.
     """
     entries = ledger.ledger().filter(recurring_task=OuterRef("recurring_task"))
-    own = entries.filter(unique_fire_time=OuterRef("fire_time"))
+    scheduled = entries.filter(unique_fire_time=OuterRef("fire_time"))
     by_hand = entries.filter(
         unique_fire_time__isnull=True, fire_time=OuterRef("fire_time"), task=OuterRef("pk")
     )
@@ -162,19 +162,21 @@ def without_ledger_entry(context: VerifyContext, rows: Rows) -> Iterator[Finding
         pk=OuterRef("recurring_task"),
     )
     kept_from = conf.kept_from("LEDGER", context.now) + _DAY
-    found = rows.filter(
+    queryset = rows.filter(
         Exists(schedule),
         ~Exists(by_hand),
-        ~Exists(own.filter(task=OuterRef("pk"))),
+        ~Exists(scheduled.filter(task=OuterRef("pk"))),
         recurring_task__isnull=False,
         fire_time__isnull=False,
         created_at__gt=kept_from,
-    ).annotate(other=Exists(own.filter(task__isnull=False)))
-    for pk, fire, other in found.values_list("pk", "fire_time", "other"):
-        right = "one ledger entry, but the entry names another task" if other else "a ledger entry"
-        advice = "The fire time ran twice: check both tasks." if other else ""
+    ).annotate(other=Exists(scheduled.filter(task__isnull=False)))
+    for pk, fire, has_other in queryset.values_list("pk", "fire_time", "other"):
+        right = (
+            "one ledger entry, but the entry names another task" if has_other else "a ledger entry"
+        )
+        advice = "The fire time ran twice: check both tasks." if has_other else ""
         yield Finding(
-            pk, "fire_time", fire, right, advice, repair="" if other else "add a ledger entry"
+            pk, "fire_time", fire, right, advice, repair="" if has_other else "add a ledger entry"
         )
 
 
@@ -242,8 +244,8 @@ def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
 
 @miscounted.repaired_by("recounted")
 def _recount(context: VerifyContext, keys: Sequence[Any]) -> None:
-    these = rows_of(RecurringTask).filter(pk__in=keys)
-    counted = _counted(these)
-    for row in these:
+    rows = rows_of(RecurringTask).filter(pk__in=keys)
+    counted = _counted(rows)
+    for row in rows:
         row.runs_count, row.updated_at = counted[row.pk][1], context.now
         writes.rewrite(row)

@@ -61,10 +61,10 @@ def without_dead_letter(context: VerifyContext, rows: Rows) -> Iterator[Finding]
     discarded = letters.filter(
         resolution=Resolution.DISCARDED, created_at__gte=OuterRef("completed_at")
     )
-    found = rows.filter(status=Status.FAILED).filter(
+    queryset = rows.filter(status=Status.FAILED).filter(
         ~Exists(rows_of(DeadLetter).filter(open_task=OuterRef("pk"))), ~Exists(discarded)
     )
-    for pk in found.values_list("pk", flat=True):
+    for pk in queryset.values_list("pk", flat=True):
         yield Finding(pk, "dead_letters", "none that is open", "one, because it is FAILED")
 
 
@@ -92,8 +92,8 @@ def stale_dead_letters(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
     Open dead letters of tasks that are not FAILED.
     """
-    found = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
-    for pk, task, status in found.values_list("pk", "open_task", "task__status"):
+    letters = rows.filter(open_task__isnull=False).exclude(task__status=Status.FAILED)
+    for pk, task, status in letters.values_list("pk", "open_task", "task__status"):
         yield Finding(pk, "open_task", task, f"closed, because the task is {status}")
 
 
@@ -115,9 +115,12 @@ def markers(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     differs = Q()
     for marker, key in _MARKERS.items():
         ended = Q(status__in=TERMINAL, **{f"{marker}__isnull": False})
-        other = ~Q(**{marker: F(key)}) | Q(**{f"{marker}__isnull": True, f"{key}__isnull": False})
+        wrong_key = ~Q(**{marker: F(key)}) | Q(
+            **{f"{marker}__isnull": True, f"{key}__isnull": False}
+        )
         differs |= ended | (
-            Q(status__in=OPEN) & (other | Q(**{f"{marker}__isnull": False, f"{key}__isnull": True}))
+            Q(status__in=OPEN)
+            & (wrong_key | Q(**{f"{marker}__isnull": False, f"{key}__isnull": True}))
         )
     columns = ("pk", "status", "attempts", *_MARKERS, *_MARKERS.values())
     for row in rows.filter(differs).values(*columns):
@@ -163,9 +166,9 @@ def completions(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
 @completions.repaired_by("written")
 def _complete(context: VerifyContext, keys: Sequence[Any]) -> None:
-    these = tables.tasks().filter(pk__in=keys)
-    these.filter(status__in=TERMINAL).update(completed_at=F("updated_at"))
-    these.filter(status__in=OPEN).update(completed_at=None)
+    queryset = tables.tasks().filter(pk__in=keys)
+    queryset.filter(status__in=TERMINAL).update(completed_at=F("updated_at"))
+    queryset.filter(status__in=OPEN).update(completed_at=None)
 
 
 @check("attempts", Task, "tasks", repair="raise it to the number of its last attempt")
@@ -240,13 +243,13 @@ def expired_leases(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     if not context.is_steady_for(patience):
         return
     gone = Exists(rows_of(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience)))
-    found = (
+    expired = (
         rows.filter(status=Status.RUNNING)
         .annotate(gone=gone)
         .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
     )
     repair, advice = ("mark the run LOST", "") if context.led else ("", NO_LEADER)
-    for pk, node, lease, has_stopped in found.values_list("pk", "node", "lease_until", "gone"):
+    for pk, node, lease, has_stopped in expired.values_list("pk", "node", "lease_until", "gone"):
         field, value, right = "lease_until", lease, "renewed, or the run marked LOST"
         if has_stopped:
             field, value, right = "node", node, "a running node, or the run marked LOST"
@@ -270,11 +273,11 @@ def not_republished(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     patience = max(PATIENCE, 4 * conf.settings().REPUBLISH_AFTER)
     if not context.is_steady_for(patience):
         return
-    found = rows.filter(status=Status.QUEUED, due_at__lt=context.ago(patience))
+    queryset = rows.filter(status=Status.QUEUED, due_at__lt=context.ago(patience))
     if context.led:
         free = backpressure.fleet().free
-        found = found.filter(queue__in=[queue for queue, number in free.items() if number])
-    for pk, due_at in found.values_list("pk", "due_at"):
+        queryset = queryset.filter(queue__in=[queue for queue, number in free.items() if number])
+    for pk, due_at in queryset.values_list("pk", "due_at"):
         right = "republished at that time"
         advice = "" if context.led else NO_LEADER
         yield Finding(pk, "due_at", due_at, right, advice)
@@ -338,12 +341,12 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
             updated_at__lt=context.ago(PATIENCE),
         ).values_list("pk", "overlap_key", "recurring_task_id")
     )
-    wanted = {overlap_key for _, overlap_key, _ in waiting}
-    if not wanted:
+    overlap_keys = {overlap_key for _, overlap_key, _ in waiting}
+    if not overlap_keys:
         return
     free = {
         overlap_key
-        for overlap_key, several in overlap.open_runs(wanted).items()
+        for overlap_key, several in overlap.open_runs(overlap_keys).items()
         if all(task.held for task in several)
     }
     recent = _recently_changed(
@@ -359,13 +362,13 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
     """Return the overlap keys of which a task or workflow ended or changed after ``cutoff``."""
     ended = tables.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
-    found = {
+    changed = {
         overlap_key
         for overlap_key, last in ended.annotate(last=Max("completed_at"))
         if last is not None and last >= cutoff
     }
     moved = tables.tasks().with_overlap_keys(free).filter(updated_at__gte=cutoff).order_by()
-    found |= {
+    changed |= {
         overlap_key
         for overlap_key in moved.values_list("overlap_key", flat=True)
         if overlap_key is not None
@@ -376,7 +379,7 @@ def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: dat
         .exists()
     ):
         return set(free)
-    return found
+    return changed
 
 
 @stuck_on_overlap.repaired_by("the oldest task of its key is due")
@@ -389,8 +392,8 @@ def _make_due(context: VerifyContext, keys: Sequence[Any]) -> None:
         ).values()
         if all(task.held for task in several)
     ]
-    these = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)
-    inserts.edit(these, due_at=Greatest("run_at", DatabaseNow()))
+    oldest_tasks = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)
+    inserts.edit(oldest_tasks, due_at=Greatest("run_at", DatabaseNow()))
 
 
 # Checks of tasks that wait for a limit: each waits for an existing limit without capacity, and its
@@ -433,14 +436,14 @@ def stuck_on_limit(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
         return
     waiting = rows.filter(waiting_for_limit__isnull=False, status=Status.PENDING, due_at__gte=NEVER)
     waiting = waiting.filter(updated_at__lt=context.ago(PATIENCE))
-    found = [
+    parked = [
         (pk, scope)
         for pk, scope in waiting.values_list("pk", "waiting_for_limit")
         if scope is not None
     ]
-    if not found:
+    if not parked:
         return
-    plan = release.plan_release(sorted({scope for _, scope in found}), context.now, len(found))
+    plan = release.plan_release(sorted({scope for _, scope in parked}), context.now, len(parked))
     # The scopes of the attempts that ended during the last PATIENCE seconds.
     attempts = TaskExecutionLog.objects.using(tables.database()).order_by("-pk")
     last = attempts.values_list("task_id", "completed_at")[:_RECENT_ATTEMPTS]
@@ -453,7 +456,7 @@ def stuck_on_limit(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
             scopes.scope_of_share(queue, tenant_id),
         }
     idle = set(plan.rows.values()) - moving
-    for pk, scope in found:
+    for pk, scope in parked:
         if scope in idle:
             right = "released, because the limit has capacity"
             advice = "" if context.led else _NO_SCHEDULER

@@ -64,8 +64,8 @@ def unresolved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     # No filter on "depends_on is not null": Django would join the upstreams and leave out deleted
     # ones.
     waiting = rows.filter(gate__isnull=True, resolved_at__isnull=True, outcome__isnull=True)
-    found = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), has_task)
-    for pk, above, status in found.values_list("pk", "depends_on_id", "depends_on__status"):
+    queryset = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), has_task)
+    for pk, above, status in queryset.values_list("pk", "depends_on_id", "depends_on__status"):
         right = (
             f"{status or joins.DELETED}, because the task {above} it waits for"
             f" {'has ended' if status else 'was deleted'}"
@@ -75,12 +75,12 @@ def unresolved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
 @unresolved.repaired_by("ending event recorded again")
 def _insert_events_again(context: VerifyContext, keys: Sequence[Any]) -> None:
-    these = rows_of(TaskDependency).filter(pk__in=keys)
-    found = these.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
+    queryset = rows_of(TaskDependency).filter(pk__in=keys)
+    upstreams = queryset.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
     edges.insert_events_again(
         {
             above: (epoch or 0, status or joins.DELETED)
-            for above, epoch, status in found
+            for above, epoch, status in upstreams
             if above is not None
         }
     )
@@ -108,8 +108,8 @@ def resolved_early(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
     Edges of a BLOCKED task that are resolved although their upstream is open.
     """
-    found = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
-    for pk, outcome, above, status in found:
+    early = _early(rows).values_list("pk", "outcome", "depends_on_id", "depends_on__status")
+    for pk, outcome, above, status in early:
         yield Finding(pk, "outcome", outcome, f"empty, because the task {above} is {status}")
 
 
@@ -129,10 +129,10 @@ def unmarked(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     ending event.
     """
     coming = TaskRequest.objects.using(tables.database()).filter(kind=RequestKind.DEPENDENTS)
-    found = rows.filter(depends_on__has_dependents=False).exclude(
+    queryset = rows.filter(depends_on__has_dependents=False).exclude(
         depends_on__in=coming.values("task_id")
     )
-    for pk, above, task in found.values_list("pk", "depends_on_id", "task_id"):
+    for pk, above, task in queryset.values_list("pk", "depends_on_id", "task_id"):
         right = f"true on the task {above}, because {task} waits for it"
         yield Finding(pk, "depends_on.has_dependents", False, right)
 
@@ -149,12 +149,12 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, joins.Edg
 
     Whether a start is sealed is read before its edges, because a sealed start has all of them.
     """
-    found = list(
+    blocked = list(
         rows.filter(status=Status.BLOCKED).values_list(
             "pk", "join_count", "unresolved_dependencies_count", "workflow_id"
         )
     )
-    workflows = {workflow for *_, workflow in found if workflow is not None}
+    workflows = {workflow for *_, workflow in blocked if workflow is not None}
     under_way = (
         Q(status=WorkflowStatus.STARTING) | Q(released=False) | Q(cancel_requested_at__isnull=False)
     )
@@ -163,7 +163,7 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, joins.Edg
         if workflows
         else set()
     )
-    checked = [row for row in found if row[3] not in unsealed]
+    checked = [row for row in blocked if row[3] not in unsealed]
     counted = edges.tallies([row[0] for row in checked]) if checked else {}
     return (
         (pk, join, number, counted.get(pk, joins.EdgeCounts())) for pk, join, number, _ in checked
@@ -233,8 +233,8 @@ def duplicates(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
         delta=OuterRef("delta"),
         pk__lt=OuterRef("pk"),
     )
-    found = rows.exclude(delta=0).filter(Exists(same))
-    for pk, task, epoch in found.values_list("pk", "task_id", "epoch"):
+    queryset = rows.exclude(delta=0).filter(Exists(same))
+    for pk, task, epoch in queryset.values_list("pk", "task_id", "epoch"):
         yield Finding(
             pk, "task_id", task, f"one event of epoch {epoch}, and there is an earlier one"
         )
@@ -262,11 +262,11 @@ def unprocessed(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     if not context.is_steady_for(_PROCESSED_WITHIN):
         return
     task_of = tables.tasks().filter(pk=OuterRef("task_id"))
-    found = rows.exclude(delta=0).filter(
+    queryset = rows.exclude(delta=0).filter(
         Exists(task_of.filter(updated_at__lt=context.ago(_PROCESSED_WITHIN)))
     )
     right = f"processed by the leader within {_PROCESSED_WITHIN:g} s"
-    for pk, task, resolved in found.values_list("pk", "task_id", "resolved"):
+    for pk, task, resolved in queryset.values_list("pk", "task_id", "resolved"):
         field, value = ("task_id", task) if resolved else ("resolved", resolved)
         yield Finding(pk, field, value, right)
 
@@ -278,8 +278,8 @@ def orphans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     Ending events whose task was deleted.
     """
     task = tables.tasks().filter(pk=OuterRef("task_id"))
-    found = rows.exclude(delta=0).filter(~Exists(task))
-    for pk, task_id in found.values_list("pk", "task_id"):
+    queryset = rows.exclude(delta=0).filter(~Exists(task))
+    for pk, task_id in queryset.values_list("pk", "task_id"):
         yield Finding(pk, "task_id", task_id, "an existing task")
 
 
@@ -288,8 +288,8 @@ def orphans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 def _process(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]:
     publish_after_commit(resolve.resolve_given_endings(keys).messages)
     _count(edges.endings().filter(pk__in=keys))
-    left = set(edges.endings().filter(pk__in=keys).values_list("pk", flat=True))
-    return [key for key in keys if key not in left]
+    remaining = set(edges.endings().filter(pk__in=keys).values_list("pk", flat=True))
+    return [key for key in keys if key not in remaining]
 
 
 # Checks of workflow runs: their counts against their tasks, their status, and starts that were
@@ -382,12 +382,12 @@ Events = dict[uuid.UUID, list[tuple[int, str, int]]]
 
 
 def _events(keys: Sequence[uuid.UUID]) -> Events:
-    found: Events = defaultdict(list)
+    by_workflow: Events = defaultdict(list)
     waiting = edges.endings().filter(workflow_id__in=keys).order_by("pk")
     for workflow, pk, status, change in waiting.values_list("workflow_id", "pk", "status", "delta"):
         if workflow is not None:
-            found[workflow].append((pk, status, change))
-    return found
+            by_workflow[workflow].append((pk, status, change))
+    return by_workflow
 
 
 def _facts(rows: Rows) -> Iterator[RunFacts]:
@@ -396,8 +396,8 @@ def _facts(rows: Rows) -> Iterator[RunFacts]:
     While a run is locked, its ending events are only added. If they are the same before and after
     the count, no task ended or was replayed in between.
     """
-    these: list[WorkflowRun] = list(rows)
-    keys = [run.pk for run in these]
+    locked_runs: list[WorkflowRun] = list(rows)
+    keys = [run.pk for run in locked_runs]
     before = _events(keys)
     present: dict[uuid.UUID, Counter[str]] = defaultdict(Counter)
     counted = (
@@ -406,7 +406,7 @@ def _facts(rows: Rows) -> Iterator[RunFacts]:
     for workflow, status, number in counted.annotate(number=Count("pk")):
         present[workflow][status] = number
     after = _events(keys)
-    for run in these:
+    for run in locked_runs:
         if before.get(run.pk) == after.get(run.pk):
             yield RunFacts(run, present[run.pk], after.get(run.pk, ()))
 
@@ -474,12 +474,12 @@ def abandoned(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     """
     if not context.is_steady_for(ABANDONED_AFTER):
         return
-    found = rows.filter(
+    queryset = rows.filter(
         status=WorkflowStatus.STARTING,
         parent__isnull=True,
         updated_at__lt=context.ago(2 * ABANDONED_AFTER),
     )
-    for pk in found.values_list("pk", flat=True):
+    for pk in queryset.values_list("pk", flat=True):
         right = f"finished or removed within {ABANDONED_AFTER:g} s of its last progress"
         yield Finding(pk, "status", WorkflowStatus.STARTING.value, right)
 

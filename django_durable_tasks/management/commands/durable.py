@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
+from django.utils.text import capfirst
 
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
@@ -36,6 +37,14 @@ GROUPS = {
     "optional apps": OPTIONAL_SUBCOMMANDS,
 }
 SUBCOMMANDS = {name: one for group in GROUPS.values() for name, one in group.items()}
+_OF_APPS = {
+    "beat": ("import-beat", "shadow"),
+    "callbacks": ("check-url", "signing-secret"),
+    "notifications": ("notify",),
+    "verify": ("verify",),
+    "api": ("api-key", "quota", "staff"),
+}
+"""The subcommands of optional apps, which may not be installed."""
 
 
 class Command(BaseCommand):
@@ -47,6 +56,18 @@ class Command(BaseCommand):
     )
     requires_system_checks = []
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command; name the app of a subcommand whose app is not installed."""
+        name = argv[2] if len(argv) > 2 else ""
+        for app, names in _OF_APPS.items():
+            if name in names and name not in SUBCOMMANDS:
+                self.stderr.write(
+                    f"{name} is a command of the app 'django_durable_tasks.contrib.{app}': add it"
+                    " to INSTALLED_APPS, and run `manage.py migrate`."
+                )
+                sys.exit(REFUSED)
+        super().run_from_argv(argv)
+
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the subcommands."""
         parser.formatter_class = RawDescriptionHelpFormatter
@@ -56,12 +77,16 @@ class Command(BaseCommand):
             if group
         ]
         parser.epilog = "\n\n".join([*groups, EXIT_CODES])
-        parsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
+        parsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
         for subcommand in SUBCOMMANDS.values():
             subcommand.add_to(parsers)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand and exit with its code."""
+        if options["subcommand"] is None:
+            # The list of the subcommands is worth more than the message that one is required.
+            self.create_parser("manage.py", "durable").print_help(sys.stderr)
+            sys.exit(REFUSED)
         subcommand = SUBCOMMANDS[options["subcommand"]]
         as_json = options["format"] == "json"
         out = Output(subcommand.name, self.stdout, self.stderr, as_json=as_json)
@@ -72,7 +97,7 @@ class Command(BaseCommand):
             raise CommandError(str(refused), returncode=REFUSED) from refused
         except DatabaseError as error:
             message = (
-                reason_of(error)
+                capfirst(reason_of(error))
                 if is_unmigrated(error)
                 else f"The database refused or does not answer: {error}"
             )

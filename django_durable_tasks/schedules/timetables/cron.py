@@ -311,7 +311,7 @@ def _days(pattern: DayPattern, year: int) -> tuple[int, ...]:
 def _days_of_month(pattern: DayPattern, year: int, month: int) -> Iterator[int]:
     length = monthrange(year, month)[1]
     first = date(year, month, 1).toordinal()
-    dates = pattern.dates | {_nearest_weekday(first, length, wanted) for wanted in pattern.nearest}
+    dates = pattern.dates | {_nearest_weekday(first, length, day) for day in pattern.nearest}
     dates |= {length} if pattern.last else set()
     join = any if pattern.either else all
     for number in range(1, length + 1):
@@ -325,11 +325,11 @@ def _days_of_month(pattern: DayPattern, year: int, month: int) -> Iterator[int]:
             yield first + number - 1
 
 
-def _nearest_weekday(first: int, length: int, wanted: int) -> int:
+def _nearest_weekday(first: int, length: int, day: int) -> int:
     """Return the date of the working day nearest to the given date, within its month
     (Quartz's W).
     """
-    number = min(wanted, length)
+    number = min(day, length)
     weekday = (first + number - 1) % 7
     if weekday == 6:
         return number - 1 if number > 1 else number + 2

@@ -54,12 +54,12 @@ def checked_instants(part: Mapping[str, Any], setting: TimetableContext) -> dict
     """Return the canonical part: ascending, distinct, in UTC as ISO 8601; raises
     InvalidSchedule.
     """
-    given = part["at"]
-    if not isinstance(given, list | tuple) or not given:
-        raise InvalidSchedule.of("at", given, "give a list of at least one instant.")
-    if len(given) > MOST_INSTANTS:
-        raise InvalidSchedule(f"at: {len(given)} instants; a schedule can hold {MOST_INSTANTS}.")
-    moments = sorted({_moment(value) for value in given})
+    values = part["at"]
+    if not isinstance(values, list | tuple) or not values:
+        raise InvalidSchedule.of("at", values, "give a list of at least one instant.")
+    if len(values) > MOST_INSTANTS:
+        raise InvalidSchedule(f"at: {len(values)} instants; a schedule can hold {MOST_INSTANTS}.")
+    moments = sorted({_moment(value) for value in values})
     return {"at": [moment.isoformat().replace("+00:00", "Z") for moment in moments]}
 
 
@@ -184,7 +184,7 @@ class _Rhythm:
     every: int
     origin: int  # the index of the period that contains the start
     month: int  # the month of the period, from 1; 0 is the whole period
-    wanted: _Day
+    day: _Day
     open_days: OpenDays
 
     def days(self, year: int) -> tuple[int, ...]:
@@ -241,13 +241,13 @@ def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> BoundedWa
     start = setting.anchor.astimezone(zone(setting.zone))
     unit, month = part["every"], part.get("month", 0)
     if "day" in part:
-        wanted = _parsed_day(unit, part["day"])
+        chosen = _parsed_day(unit, part["day"])
     elif month:
-        wanted = _Day(start.day)
+        chosen = _Day(start.day)
     else:
         first = _span(unit, _index(unit, start.date()), 0)[0]
-        wanted = _Day(start.toordinal() - first + 1)
-    rhythm = _Rhythm(unit, part["count"], _index(unit, start.date()), month, wanted, setting.days)
+        chosen = _Day(start.toordinal() - first + 1)
+    rhythm = _Rhythm(unit, part["count"], _index(unit, start.date()), month, chosen, setting.days)
     times = (_second_of_day(part["time"]) if "time" in part else reading(start) % DAY,)
     return BoundedWallTimes(DailyWallTimes(rhythm.days, lambda day: times), reading(start))
 
@@ -264,7 +264,7 @@ def _days(rhythm: _Rhythm, year: int) -> tuple[int, ...]:
 def _chosen(rhythm: _Rhythm, index: int) -> int:
     """Return the requested day of a period, or 0 if the period does not have it."""
     days = _span(rhythm.unit, index, rhythm.month)
-    number, kind = rhythm.wanted
+    number, kind = rhythm.day
     if kind == "day":
         place = number - 1 if number > 0 else len(days) + number
         return days[place] if 0 <= place < len(days) else 0

@@ -190,11 +190,11 @@ def _stamp(name: str, text: str, setting: TimetableContext) -> datetime:
 
 def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
     pairs = [part.partition("=")[::2] for part in text.split(";") if part]
-    given = dict(pairs)
-    if len(given) < len(pairs) or not given.get("FREQ"):
+    by_key = dict(pairs)
+    if len(by_key) < len(pairs) or not by_key.get("FREQ"):
         raise InvalidSchedule.of("rrule", text[:80], "each key once, and FREQ among them.")
     values: dict[str, Any] = {"start": reading(start)}
-    for key, value in given.items():
+    for key, value in by_key.items():
         values |= _read(key, value, setting)
     rule = Rule(**values)
     # Keys that RFC 5545 does not allow together.
@@ -367,9 +367,9 @@ def _phases(rule: Rule, unit: int) -> frozenset[int]:
         rule.minutes or range(60),
         rule.seconds or range(60),
     )
-    parts = (hours, minutes if unit <= 60 else (0,), seconds if unit == 1 else (0,))
+    fields = (hours, minutes if unit <= 60 else (0,), seconds if unit == 1 else (0,))
     steps = (
-        (hour * 3600 + minute * 60 + second) // unit for hour, minute, second in product(*parts)
+        (hour * 3600 + minute * 60 + second) // unit for hour, minute, second in product(*fields)
     )
     divisor = gcd(rule.interval, DAY // unit)
     offset = rule.start // unit % divisor
@@ -391,7 +391,7 @@ def _phased(rule: Rule, phase: int) -> Sequence[int]:
     elif unit == 3600:
         inside = [minute * 60 + second for minute in minutes for second in seconds]
     steps = range(phase * unit, DAY, rule.interval * unit)
-    times = sorted(step + rest for step in steps if step // 3600 in hours for rest in inside)
+    times = sorted(step + offset for step in steps if step // 3600 in hours for offset in inside)
     return spaced([time for time in times if time // 60 % 60 in minutes and time % 60 in seconds])
 
 
@@ -477,8 +477,8 @@ def _days_of_month(rule: Rule, year: int, month: int, year_length: int) -> Itera
             yield day
 
 
-def _fits(wanted: frozenset[int], number: int, length: int) -> bool:
-    return not wanted or number in wanted or number - length - 1 in wanted
+def _fits(numbers: frozenset[int], number: int, length: int) -> bool:
+    return not numbers or number in numbers or number - length - 1 in numbers
 
 
 def _in_weeks(rule: Rule, day: int) -> bool:
@@ -502,21 +502,21 @@ def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
     A position is computed from the numbers of days and times. The set of a period is never
     expanded: a year can have 31 million members.
     """
-    parts = (
+    fields = (
         tuple(sorted(rule.hours)),
         tuple(sorted(rule.minutes)),
         tuple(sorted(rule.seconds)),
     )
     longest = {"DAILY": 1, "WEEKLY": len(rule.weekdays) or 7, "MONTHLY": 31, "YEARLY": 366}
-    if not _places(rule.positions, longest[rule.frequency], parts):
+    if not _places(rule.positions, longest[rule.frequency], fields):
         return {}
     days: Sequence[int] = _days(rule, year)
     if rule.frequency == "DAILY":  # every day selects the same times
-        return dict.fromkeys(days, _places(rule.positions, 1, parts)[0])
+        return dict.fromkeys(days, _places(rule.positions, 1, fields)[0])
     if rule.frequency == "WEEKLY":  # its first and last period reach into the neighbouring years
         days = (*_days(rule, year - 1)[-6:], *days, *_days(rule, year + 1)[:6])
     periods = [list(period) for _, period in groupby(days, key=_period(rule, year))]
-    places = {size: _places(rule.positions, size, parts) for size in set(map(len, periods))}
+    places = {size: _places(rule.positions, size, fields) for size in set(map(len, periods))}
     first, last = date(year, 1, 1).toordinal(), date(year, 12, 31).toordinal()
     return {
         period[index]: times
@@ -530,17 +530,17 @@ def _selected(rule: Rule, year: int) -> dict[int, tuple[int, ...]]:
 def _places(
     positions: frozenset[int],
     days: int,
-    parts: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+    fields: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
 ) -> dict[int, tuple[int, ...]]:
     """Return the selected times of a period with this number of days, by the index of the day."""
-    hours, minutes, seconds = parts
+    hours, minutes, seconds = fields
     size = len(hours) * len(minutes) * len(seconds)
     picked = dict[int, list[int]]()
-    wanted = {place - 1 if place > 0 else days * size + place for place in positions}
-    for place in sorted(place for place in wanted if 0 <= place < days * size):
+    chosen = {place - 1 if place > 0 else days * size + place for place in positions}
+    for place in sorted(place for place in chosen if 0 <= place < days * size):
         index, time = divmod(place, size)
-        rest, second = divmod(time, len(seconds))
-        hour, minute = divmod(rest, len(minutes))
+        whole_minutes, second = divmod(time, len(seconds))
+        hour, minute = divmod(whole_minutes, len(minutes))
         picked.setdefault(index, []).append(
             hours[hour] * 3600 + minutes[minute] * 60 + seconds[second]
         )

@@ -220,17 +220,17 @@ class Remembered(Generic[_Moment, _Found]):
     def __call__(self, moment: _Moment) -> _Found | None:
         """Return the nearest one strictly beyond the moment; None if there is none."""
         if self._known is not None:
-            searched, found = self._known
-            at = None if found is None else self._at(found)
+            searched, result = self._known
+            at = None if result is None else self._at(result)
             if self._way is Direction.FORWARD:
                 is_result = searched <= moment and (at is None or moment < at)
             else:
                 is_result = moment <= searched and (at is None or at < moment)
             if is_result:
-                return found
-        found = self._search(moment)
-        self._known = moment, found
-        return found
+                return result
+        result = self._search(moment)
+        self._known = moment, result
+        return result
 
 
 # The union of several timetables: fires when one of them fires, once for each instant.

@@ -181,10 +181,10 @@ class WallTimetable:
 
     def next(self, after: datetime) -> Fire | None:
         """Return the first fire strictly after; None if no wall time is left."""
-        found: Fire | int | None = _second(after) + 1
-        while isinstance(found, int):
-            found = self._next(found)
-        return found
+        result: Fire | int | None = _second(after) + 1
+        while isinstance(result, int):
+            result = self._next(result)
+        return result
 
     def _next(self, start: int) -> Fire | int | None:
         """Return the first fire, or from which instant on to search it.
@@ -207,10 +207,10 @@ class WallTimetable:
 
     def previous(self, before: datetime) -> Fire | None:
         """Return the last fire strictly before; None if there is no earlier wall time."""
-        found: Fire | int | None = _second(before - TICK) + 1
-        while isinstance(found, int):
-            found = self._previous(found)
-        return found
+        result: Fire | int | None = _second(before - TICK) + 1
+        while isinstance(result, int):
+            result = self._previous(result)
+        return result
 
     def _previous(self, end: int) -> Fire | int | None:
         """Return the last fire, or before which instant to search it."""
@@ -271,13 +271,13 @@ class WallTimetable:
         return wall_second is not None and wall_second < landing
 
     def _fire(self, stretch: OffsetPeriod, second: int) -> Fire:
-        shown = second + stretch.offset
+        wall_second = second + stretch.offset
         if second == stretch.start and self._jumped(stretch):
-            return Fire(instant(second), (self._gap_remark(stretch.floor, shown),))
-        if stretch.floor <= shown < stretch.ceiling:
+            return Fire(instant(second), (self._gap_remark(stretch.floor, wall_second),))
+        if stretch.floor <= wall_second < stretch.ceiling:
             return Fire(instant(second))
-        passed = "second" if shown < stretch.floor else "first"
-        moment = wall(shown)
+        passed = "second" if wall_second < stretch.floor else "first"
+        moment = wall(wall_second)
         remark = (
             f"DST overlap: {moment:%H:%M} comes twice on {moment:%Y-%m-%d} in {self.zone}; this is"
             f" the {passed} pass"

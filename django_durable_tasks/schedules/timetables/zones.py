@@ -58,12 +58,12 @@ def zone_name(value: object) -> str:
     if name in zone_names():
         return name
     name = name[:60]
-    family, _, rest = name.partition("/")
-    folded = {known.casefold(): known for known in zone_names()}
+    family, _, zone_in_family = name.partition("/")
+    folded = {listed.casefold(): listed for listed in zone_names()}
     if name in _REFUSED:
         objection = f"{_REFUSED[name]}; name the zone itself, for example 'Europe/Berlin' or 'UTC'."
     elif family in {"right", "posix"}:
-        objection = f"tables under {family}/ are not used here; write {rest!r}."
+        objection = f"tables under {family}/ are not used here; write {zone_in_family!r}."
     elif near := nearest(name.casefold(), folded):
         objection = f"no such zone; did you mean {folded[near]}?"
     else:

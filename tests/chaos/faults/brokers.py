@@ -14,7 +14,7 @@ from django_durable_tasks.celery.prepared_messages import HEADER
 from django_durable_tasks.models import Task
 from tests.broker import rejecting
 from tests.chaos import bodies
-from tests.chaos.faults.registry import ANY_DATABASE, fault
+from tests.chaos.faults.registry import ANY_DATABASE, BESIDE_FILES, fault
 from tests.chaos.plan import further_queues
 from tests.chaos.servers import RabbitMQ, Server
 from tests.chaos.stage import Stage
@@ -22,10 +22,10 @@ from tests.processes.rows import purge
 from tests.waiting import until
 
 
-@fault(16, "broker-flushed", databases=ANY_DATABASE, campaign=True)
+@fault(16, "broker-flushed", BESIDE_FILES, databases=ANY_DATABASE, campaign=True)
 def flush(stage: Stage) -> None:
     """Everything in the broker is deleted: FLUSHALL on Redis, a purge of the default queue and of ten
-    others on RabbitMQ; once a second.
+    others on others; once a second.
     """
     default = settings.CELERY_TASK_DEFAULT_QUEUE
 
@@ -34,7 +34,10 @@ def flush(stage: Stage) -> None:
             with redis.Redis.from_url(_url(stage)) as client:
                 client.flushall()
         else:
-            for name in (default, *stage.random.sample(further_queues(default, "rabbitmq"), 10)):
+            for name in (
+                default,
+                *stage.random.sample(further_queues(default, stage.plan.broker), 10),
+            ):
                 purge(name)
 
     stage.repeatedly(5, 1.0, empty)
@@ -161,7 +164,7 @@ def reorder(stage: Stage) -> None:
         stage.linger(8)
 
 
-@fault(23, "garbage", databases=ANY_DATABASE, campaign=True)
+@fault(23, "garbage", BESIDE_FILES, databases=ANY_DATABASE, campaign=True)
 def send_garbage(stage: Stage) -> None:
     """Messages that cannot be parsed, of unknown tasks, with wrong epochs, for tasks that do not
     exist.

@@ -13,7 +13,7 @@ import psycopg
 import pymysql
 from django.db import connection, connections
 
-from tests.chaos.faults.registry import SERVERS, fault
+from tests.chaos.faults.registry import BESIDE_FILES, SERVERS, fault
 from tests.chaos.figures import COMMITS_CUT, REPLIES_LOST
 from tests.chaos.servers import administrator, mariadb_session
 from tests.chaos.stage import Stage
@@ -22,14 +22,14 @@ from tests.waiting import until
 _OTHERS = "datname = %s AND application_name NOT IN ('chaos-stage', 'chaos-administrator')"
 
 
-@fault(10, "sessions-ended", databases=SERVERS, campaign=True)
+@fault(10, "sessions-ended", BESIDE_FILES, databases=SERVERS, campaign=True)
 def end_sessions(stage: Stage) -> None:
     """A random database session is terminated, five times per second."""
     with session_ender(stage) as end:
         stage.repeatedly(8, 0.2, lambda: end(idle=False, most=1))
 
 
-@fault(33, "idle-sessions-ended", databases=SERVERS, campaign=True)
+@fault(33, "idle-sessions-ended", BESIDE_FILES, databases=SERVERS, campaign=True)
 def end_idle_sessions(stage: Stage) -> None:
     """All database sessions that execute nothing are terminated, every two seconds, while functions
     run.
@@ -81,7 +81,7 @@ def connection_id() -> int:
         return int(cursor.fetchone()[0])
 
 
-@fault(11, "commits-cut", databases=SERVERS, campaign=True)
+@fault(11, "commits-cut", BESIDE_FILES, databases=SERVERS, campaign=True)
 def cut_commits(stage: Stage) -> None:
     """The server executes COMMIT and other statements, and the connection breaks before their
     reply.
@@ -113,7 +113,7 @@ def replies_lost(stage: Stage, of_commits: float, of_others: float) -> Iterator[
             proxy.lose_replies(None)
 
 
-@fault(12, "database-unheard", databases=SERVERS, campaign=True)
+@fault(12, "database-unheard", BESIDE_FILES, databases=SERVERS, campaign=True)
 def swallow_the_database(stage: Stage) -> None:
     """All traffic to and from the database is dropped for longer than a lease, then all
     connections break.
@@ -133,7 +133,7 @@ def swallow_the_database(stage: Stage) -> None:
     stage.repeatedly(3, 0.5, storm)
 
 
-@fault(13, "database-restarted", private=True, campaign=True)
+@fault(13, "database-restarted", BESIDE_FILES, private=True, campaign=True)
 def restart_the_database(stage: Stage) -> None:
     """The database stops immediately, recovers from its log and is available again."""
     connections.close_all()
@@ -143,7 +143,7 @@ def restart_the_database(stage: Stage) -> None:
     stage.database.start()
 
 
-@fault(14, "database-read-only", private=True)
+@fault(14, "database-read-only", BESIDE_FILES, private=True)
 def refuse_writes(stage: Stage) -> None:
     """The database refuses every write, as after a fail-over to a replica or with a full disk."""
     _tell(stage, "default_transaction_read_only", "on")
@@ -153,7 +153,7 @@ def refuse_writes(stage: Stage) -> None:
         _tell(stage, "default_transaction_read_only", None)
 
 
-@fault(15, "serializable", private=True)
+@fault(15, "serializable", BESIDE_FILES, private=True)
 def serialize(stage: Stage) -> None:
     """Every transaction is serializable, and a session locks random rows for 300 ms again and
     again.

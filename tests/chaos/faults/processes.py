@@ -14,7 +14,7 @@ from django.db.models import F
 from django_durable_tasks.models import Node, SchedulerLease, TaskExecutionLog
 from django_durable_tasks.store.clock import after
 from tests.chaos import bodies
-from tests.chaos.faults.registry import ANY_BROKER, ANY_DATABASE, fault
+from tests.chaos.faults.registry import ANY_BROKER, ANY_DATABASE, BESIDE_FILES, fault
 from tests.chaos.servers import administrator
 from tests.chaos.stage import Stage, children, query
 from tests.processes.cluster import Program
@@ -60,7 +60,7 @@ def kill_all_workers(stage: Stage) -> None:
             _ready(worker)
 
 
-@fault(4, "worker-frozen")
+@fault(4, "worker-frozen", BESIDE_FILES)
 def freeze_a_worker(stage: Stage) -> None:
     """A worker is frozen during a task for longer than its lease, and continues when its tasks have other owners."""
     worker = stage.random.choice(
@@ -118,7 +118,7 @@ def kill_leaders(stage: Stage) -> None:
             _ready(stage.scheduler())
 
 
-@fault(6, "leader-frozen")
+@fault(6, "leader-frozen", BESIDE_FILES)
 def freeze_the_leader(stage: Stage) -> None:
     """The leader is frozen for longer than its lease, if possible inside a transaction, and continues
     when another one leads.
@@ -163,7 +163,7 @@ def terminate_leaders(stage: Stage) -> None:
             _ready(stage.scheduler())
 
 
-@fault(8, "two-leaders")
+@fault(8, "two-leaders", BESIDE_FILES)
 def make_two_leaders(stage: Stage) -> None:
     """The lease is taken from the leader every second, so that two schedulers act as leader."""
 
@@ -174,7 +174,7 @@ def make_two_leaders(stage: Stage) -> None:
     stage.repeatedly(8, 1.0, take)
 
 
-@fault(9, "wrong-clocks")
+@fault(9, "wrong-clocks", BESIDE_FILES)
 def shift_clocks(stage: Stage) -> None:
     """The clocks of all schedulers and workers are five minutes behind or ahead."""
     before = [*stage.schedulers, *stage.workers]

@@ -9,7 +9,8 @@ from tests.chaos.stage import Stage
 
 Strike = Callable[[Stage], None]
 BOTH = ("redis", "rabbitmq")
-ANY_BROKER = (*BOTH, "filesystem")
+BESIDE_FILES = (*BOTH, "database")
+ANY_BROKER = (*BESIDE_FILES, "filesystem")
 POSTGRESQL = ("postgresql",)
 SERVERS = ("postgresql", "mariadb")
 ANY_DATABASE = (*SERVERS, "sqlite")

@@ -103,6 +103,15 @@ def effects_happen_once(history: History) -> Iterator[str]:
             yield f"{row.task} is {row.status} and its effect happened {written[row.task]} times"
     for task in written.keys() - history.rows.keys():
         yield f"{task} does not exist and has an effect"
+    # Of the items of a loop in atomic batches, those of finished batches exist after a failure too.
+    items = Counter(history.items)
+    for (task, item), number in items.items():
+        if number > 1:
+            yield f"item {item} of {task} was done {number} times"
+    for row in history.rows.values():
+        done = sum((row.task, item) in items for item in range(row.items))
+        if row.status == "SUCCESS" and done != row.items:
+            yield f"{row.task} is SUCCESS and has done {done} of its {row.items} items"
 
 
 # Queries that the figures use too -----------------------------------------------------------------

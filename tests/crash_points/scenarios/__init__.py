@@ -10,6 +10,7 @@ from tests.crash_points.scenarios import (
     handing_over,
     releasing,
     starting,
+    taking,
     triggering,
 )
 from tests.crash_points.scenarios.scenario import Scenario
@@ -19,10 +20,12 @@ SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "dispatch": dispatching.SCENARIOS,
     "start": starting.SCENARIOS,
     "ending": ending.SCENARIOS,
+    "steps": ending.STEPS,
     "release": releasing.SCENARIOS,
     "trigger": triggering.SCENARIOS,
     "batch": batching.SCENARIOS,
     "hand over": handing_over.SCENARIOS,
+    "take": taking.SCENARIOS,
 }
 
 __all__ = ["SCENARIOS", "Scenario"]

@@ -1,5 +1,5 @@
-"""A run ends: with success, with follow-ups, in the body's own transaction, by a retry, finally;
-its dependents are resolved.
+"""A run ends: with success, with follow-ups, in the body's own transaction, after steps, by a
+retry, finally; its dependents are resolved.
 """
 
 from __future__ import annotations
@@ -68,4 +68,12 @@ SCENARIOS = (
     Scenario(name="success with growth", scene=first_of(bodies.growing), operation=messages),
     Scenario(name="failure with another try", scene=_message(bodies.ill), operation=messages),
     Scenario(name="failure for good", scene=first_of(bodies.hopeless), operation=messages),
+)
+STEPS = (
+    Scenario(
+        name="success after steps",
+        scene=_message(bodies.in_steps),
+        operation=messages,
+        stand=_with_its_body,
+    ),
 )

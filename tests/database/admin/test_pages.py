@@ -199,3 +199,24 @@ def test_queues_without_a_problem_are_listed_too(ann: Client) -> None:
     assert "never-paused" in content
     assert not QueueControl.objects.exists()
     assert Task.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("progress", "shown", "has_bar"),
+    [
+        ({"done": 1200, "total": 5000, "note": "rows"}, "1,200 of 5,000, rows", True),
+        ({"done": 3, "total": None, "note": ""}, "3", False),
+        ({"done": 0.5, "total": 2, "note": "password=hunter2"}, "0.5 of 2, password=", True),
+        (["of", "others"], "others", False),
+    ],
+)
+def test_the_page_of_a_task_shows_its_progress(
+    ann: Client, progress: Any, shown: str, has_bar: bool
+) -> None:
+    task = a_task(Status.RUNNING, progress=progress, position={"charge": {"result": 1}})
+    answer = ann.get(page_of(task))
+    content = text(answer)
+    assert shown in content
+    assert "hunter2" not in content
+    assert "charge" in content
+    assert ("durable-progress" in answer.content.decode()) == has_bar

@@ -85,6 +85,8 @@ def test_items_that_differ_in_every_option_are_created(acme: ApiClient) -> None:
     rows = {str(key): row for key, row in Task.objects.in_bulk(ids).items()}
     _, mail, first, perishable, later, timed = (rows[key] for key in ids)
     assert (mail.queue, first.priority, first.max_attempts) == ("mail", 9, 1)
+    assert perishable.expires_at is not None
+    assert timed.options is not None
     assert (perishable.expires_at - perishable.run_at).total_seconds() == 30
     assert (later.run_at, timed.expires_at, timed.options["timeout"]) == (hour, hour, 5)
 

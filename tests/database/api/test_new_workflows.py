@@ -122,3 +122,25 @@ def test_a_workflow_above_the_quota_is_not_started(acme: ApiClient) -> None:
     assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
     assert not WorkflowRun.objects.exists()
     assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({"url": "https://a.example:9999/"}, "/url"),
+        ({"url": "https://a.example/", "timeout": 0}, "/timeout"),
+        ({"url": "https://a.example/", "endpoint": "notification-setting-7"}, "/endpoint"),
+        ({"url": "https://a.example/", "body": "x" * 2_000}, ""),
+    ],
+)
+def test_an_error_of_a_target_names_its_step(
+    acme: ApiClient, settings: Any, config: dict[str, Any], place: str
+) -> None:
+    settings.DURABLE_TASKS = {**SETTINGS, "API_TASKS": [ADD, "django_durable_tasks.*"]}
+    quotas.set_quotas(acme.tenant, payload_bytes=1_000)
+    callback = {"step": "b", "target_type": "HTTP_CALLBACK", "target_config": config}
+    answer = acme.post("/workflows", flow(step("a"), callback))
+    place = f"#/steps/1/target_config{place}"
+    assert (answer.status_code, pointers(answer)) == (422, [place]), answer.content
+    assert answer.json()["detail"].startswith(f"{place}: ")
+    assert not Task.objects.for_tenant(acme.tenant).exists()

@@ -132,7 +132,7 @@ def test_the_name_of_a_task_does_not_count_for_the_quota_of_bytes(acme: ApiClien
     assert acme.post("/workflows", flow).status_code == 201
     target["args"] = [1, 20]
     answer = acme.post("/workflows", flow)
-    assert (answer.status_code, pointers(answer)) == (422, ["#/steps/0"])
+    assert (answer.status_code, pointers(answer)) == (422, ["#/steps/0/target_config"])
 
 
 def test_a_dry_run_is_charged_and_takes_no_place(acme: ApiClient) -> None:

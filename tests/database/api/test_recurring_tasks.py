@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -128,3 +128,34 @@ def test_the_next_fire_times_are_shown(acme: ApiClient) -> None:
     data = acme.get(f"{path}/preview?limit=3").json()["data"]
     assert len(data) == 3
     assert data[0]["nominal"] < data[1]["nominal"]
+
+
+_CLOSED = [
+    {"date": (date(2026, 12, 1) + timedelta(days=place)).isoformat(), "kind": "CLOSED"}
+    for place in range(1_000)
+]
+_ROLLED = {"interval_seconds": 60, "calendar": "office", "roll": "FOLLOWING"}
+
+
+def test_a_closure_over_which_too_many_fire_times_are_rolled_is_refused(acme: ApiClient) -> None:
+    """Each run of the day after it would be compared with each of them."""
+    assert acme.post("/calendars", {"name": "office", "days": _CLOSED}).status_code == 201
+    refused = acme.post("/recurring-tasks", _body(**_ROLLED))
+    assert (refused.status_code, pointers(refused)) == (422, ["#/calendar"])
+    assert "1,001 days pass between two open days" in refused.json()["detail"]
+    _created(acme, **_ROLLED | {"interval_seconds": 86_400})
+    _created(acme, **_ROLLED | {"roll": "SKIP"}, name="skips")
+
+
+def test_a_calendar_cannot_get_such_a_closure_either(acme: ApiClient) -> None:
+    created = acme.post("/calendars", {"name": "office"})
+    _created(acme, **_ROLLED)
+
+    def change(number: int) -> Any:
+        path = created.headers["Location"]
+        return acme.patch(path, {"days": _CLOSED[:number]}, If_Match=acme.get(path)["ETag"])
+
+    refused = change(1_000)
+    assert refused.status_code == 422, refused.content
+    assert "breaks recurring task 'nightly'" in refused.json()["detail"]
+    assert change(1).status_code == 200

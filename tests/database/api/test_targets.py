@@ -37,6 +37,12 @@ def callbacks(settings: Any) -> None:
         ),
         ({"url": "https://a.example:9999/"}, "#/target_config/url", "port 9999 is not allowed"),
         ({"url": "https://a.example", "timeout": 0}, "#/target_config/timeout", "give"),
+        (
+            {"url": "https://a.example", "endpoint": "notification-setting-7"},
+            "#/target_config/endpoint",
+            "belong to notification settings",
+        ),
+        ({"url": "https://a.example", "endpoint": 7}, "#/target_config/endpoint", "give"),
     ],
 )
 def test_a_wrong_member_of_a_target_is_named(

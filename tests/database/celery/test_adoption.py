@@ -98,6 +98,7 @@ def test_limits_and_expiry_of_the_message_are_kept(adopting: None) -> None:
         _deliver(1, 2, timelimit=(60, 50), expires=expires.replace(tzinfo=None).isoformat())
     row = Task.objects.get()
     assert row.expires_at == expires
+    assert row.options is not None
     assert (row.options["timeout"], row.options["soft_timeout"]) == (60, 50)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from celery.exceptions import Retry as CeleryRetry
 from django_durable_tasks import durable_task
 from django_durable_tasks.celery.task import DurableTask
 from django_durable_tasks.choices import Status
+from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import DeadLetter, Task
+from tests.celery_settings import celery_configured
 from tests.delivery import run_task, trace
 from tests.factories import a_task
 from tests.project.observed import SLOWLY, Stubborn
@@ -84,12 +87,9 @@ def test_an_overridden_call_is_not_called_for_a_refused_message() -> None:
 
 def test_an_overridden_call_is_called_in_eager_mode_and_by_direct_calls() -> None:
     assert tenanted(0, schema="direct") == "DIRECT"
-    current_app.conf.task_always_eager = True
-    try:
+    with celery_configured(task_always_eager=True):
         assert tenanted.delay(0, schema="eager").get(timeout=1) == "EAGER"
         tenanted.delay(0)
-    finally:
-        current_app.conf.task_always_eager = False
     failed = Task.objects.exclude(status=Status.SUCCESS).get()
     assert (failed.status, failed.failures) == (Status.PENDING, 1)
 
@@ -245,6 +245,72 @@ def headed() -> None:
 
 def test_delay_goes_through_an_overridden_apply_async(monkeypatch: pytest.MonkeyPatch) -> None:
     headed.delay()
-    assert Task.objects.get().options["headers"] == {"schema": "acme"}
+    assert (Task.objects.get().options or {})["headers"] == {"schema": "acme"}
     monkeypatch.setattr(wrapped, "apply_async", lambda *args, **options: "patched", raising=False)
     assert wrapped.delay() == "patched"
+
+
+class Merging(DurableTask):
+    """Adds a header to those of the call, as the tasks of tenant-schemas-celery do."""
+
+    abstract = True
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any
+    ) -> Any:
+        calls.append(("apply_async", args, kwargs, sorted(options)))
+        options["headers"] = {**(options.get("headers") or {}), "schema": "acme"}
+        return super().apply_async(args, kwargs, task_id, **options)
+
+
+@durable_task(base=Merging)
+def merging(number: int = 0) -> None:
+    """Is called with a header of its class."""
+
+
+def test_every_call_of_one_task_goes_through_an_overridden_apply_async() -> None:
+    key: dict[str, Any] = {
+        "max_attempts": 7,
+        "headers": {"by": "admin"},
+        "priority": 3,
+        "weight": 2,
+    }
+    at = datetime.now(UTC) + timedelta(hours=1)
+    merging.delay(0)
+    assert isinstance(merging.schedule(number=1, run_at=at), Task)
+    merging.using(**key, key="two").delay(2)
+    assert merging.using(**key).schedule(3, run_at=at).run_at == at
+    merging.using(**key).apply_async((4,), countdown=60)
+    merging.s(5).set(priority=3).delay()
+    merging.delay_on_commit(6)
+    rows = {row.args[0] if row.args else 1: row for row in Task.objects.filter(name=merging.name)}
+    assert sorted(rows) == list(range(7))
+    assert len(calls) == 7
+    assert {row.options["headers"]["schema"] for row in rows.values()} == {"acme"}
+    for number in (2, 3, 4):
+        row = rows[number]
+        assert (row.max_attempts, row.priority, row.weight) == (7, 3, 2)
+        assert row.options["headers"] == {"by": "admin", "schema": "acme"}
+    assert rows[2].key == "two"
+    assert calls[2] == ("apply_async", (2,), {}, ["durable_options", "headers", "priority"])
+
+
+def test_an_overridden_apply_async_may_create_the_task_later_or_with_more_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def keyed(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return self.using(key="own").apply_async(args, kwargs, **options)
+
+    monkeypatch.setattr(Merging, "apply_async", keyed)
+    assert merging.schedule(1).key == "own"
+
+    monkeypatch.setattr(Merging, "apply_async", lambda *args, **options: None)
+    assert merging.schedule(1) is None
+    assert Task.objects.count() == 1
+
+
+@pytest.mark.parametrize("form", ["schedule_many", "schedule_stream"])
+def test_bulk_calls_do_not_bypass_an_overridden_apply_async(form: str) -> None:
+    with pytest.raises(InvalidOption, match=r"does not call the apply_async\(\) that Merging"):
+        getattr(merging.using(priority=1), form)([(1,)])
+    assert not Task.objects.exists()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from celery import current_app
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 from django.db.models.signals import pre_delete
 
@@ -113,6 +114,22 @@ def test_a_call_whose_message_cannot_be_published_is_stored_and_raises_nothing(
     # The fast path of this queue is closed.
     assert Task.objects.get(pk=call.delay().id).status == Status.PENDING
     assert Task.objects.get(pk=tasks.noop.delay().id).status == Status.QUEUED
+
+
+def test_a_broker_that_was_not_migrated_is_logged_once_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(messages: Any) -> Any:
+        raise ImproperlyConfigured("Database 'default' has no table x: run `manage.py migrate`.")
+
+    monkeypatch.setattr(publisher, "_publish_once", refuse)
+    rows = [a_task(Status.QUEUED, due=60, publish_count=1) for _ in range(3)]
+    claimed = claims.claimed_tasks(Task.objects.filter(pk__in=[row.pk for row in rows]))
+    publisher.publish_claimed(claims.messages_for(claimed))
+    (record,) = [one for one in caplog.records if "Publishing" in one.getMessage()]
+    assert record.exc_info is None
+    assert "run `manage.py migrate`. 3 tasks are published again in" in record.getMessage()
+    assert set(Task.objects.values_list("status", flat=True)) == {Status.PENDING}
 
 
 def test_a_message_that_no_broker_accepts_does_not_increase_the_delay_of_the_next() -> None:

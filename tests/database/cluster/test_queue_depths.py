@@ -72,6 +72,8 @@ def test_a_queue_shows_its_workers_and_its_pause_even_if_it_is_empty() -> None:
         "the printer burns",
     )
     assert reports.paused_at is not None
+    queues.resume("reports", by="bob")
+    assert (_depth("reports").paused_by, _depth("reports").reason) == ("", "")
 
 
 def test_a_requested_queue_without_any_tasks_is_listed() -> None:

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import queues
+from django_durable_tasks.command.subcommand import OPTIONAL_SUBCOMMANDS
 from django_durable_tasks.management.commands.durable import SUBCOMMANDS, Command
 from tests.architecture.sources import ROOT
 from tests.database.commands.durable_command import durable, parsers
@@ -48,6 +50,13 @@ def test_a_usage_error_exits_with_2(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "usage:" in printed.err
+
+
+def test_without_a_subcommand_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Command().run_from_argv(["manage.py", "durable"])
+    listed = capsys.readouterr().err
+    assert all(f"  {name} " in listed for name in SUBCOMMANDS)
 
 
 def test_invalid_settings_exit_with_2(settings: Any) -> None:
@@ -123,3 +132,17 @@ def _statements(words: str) -> int:
     with CaptureQueriesContext(connection) as captured:
         assert durable(*words.split(), "--format", "json").data
     return len(captured)
+
+
+def test_a_command_of_an_app_that_is_not_installed_names_the_app(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(f"{Command.__module__}.SUBCOMMANDS", {})
+    for name, one in OPTIONAL_SUBCOMMANDS.items():
+        written = StringIO()
+        command = Command(stderr=written)
+        with pytest.raises(SystemExit) as ended:
+            command.run_from_argv(["manage.py", "durable", name, "--dry-run"])
+        assert ended.value.code == 2
+        app = one.run.__module__.rpartition(".")[0]
+        assert f"{name} is a command of the app {app!r}" in written.getvalue()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.backends.signals import connection_created
 from django.utils.module_loading import import_string
 
 from django_durable_tasks.choices import Status
@@ -152,3 +153,20 @@ def test_the_connections_of_a_process_have_its_name(
     monkeypatch.setenv("PGAPPNAME", "of the operator")
     name_connections(process)
     assert os.environ["PGAPPNAME"] == "of the operator"
+
+
+def test_a_connection_whose_setup_fails_is_closed() -> None:
+    """It was closed by the garbage collector, some time later."""
+    opened = list[Any]()
+
+    def refuse(connection: Any, **_: Any) -> None:
+        opened.append(connection)
+        raise RuntimeError("refused")
+
+    connection_created.connect(refuse)
+    try:
+        with pytest.raises(RuntimeError, match="refused"), dedicated_connection():
+            pass
+    finally:
+        connection_created.disconnect(refuse)
+    assert [one.connection for one in opened] == [None]

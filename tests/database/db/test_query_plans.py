@@ -4,23 +4,22 @@ only due rows.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.db.models import Min, QuerySet
+from django.db import connection
+from django.db.models import Min
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states.demand import ALL_LEVELS, UNSERVED_AFTER
-from django_durable_tasks.store import dialects
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import Run
+from tests.database.pages import Plan
 from tests.factories import QUEUE, a_node, a_run, a_task
 from tests.repetitions import rows
 
@@ -76,66 +75,6 @@ def crowd(request: pytest.FixtureRequest) -> Iterator[uuid.UUID]:
         cursor.execute("TRUNCATE durable_tasks_task CASCADE")
 
 
-class _Plan:
-    """The plan of one statement: its nodes, and the database pages they read."""
-
-    def __init__(self, sql: str, parameters: Any) -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            # The statistics are a random sample, so a plan with parallel workers is possible. Their
-            # reads of the catalogs would count as pages of the statement.
-            cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
-            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
-            answer = cursor.fetchone()[0]
-            transaction.set_rollback(True)
-        self.root = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
-        self.nodes = list(self._walk(self.root))
-
-    def _walk(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield node
-        for inner in node.get("Plans", ()):
-            yield from self._walk(inner)
-
-    def pages(self, within: str = "") -> int:
-        """Count the pages that the statement, or one of its named parts, touched."""
-        (root,) = (
-            [node for node in self.nodes if node.get("Subplan Name") == within]
-            if within
-            else [self.root]
-        )
-        return int(root["Shared Hit Blocks"]) + int(root["Shared Read Blocks"])
-
-    def __str__(self) -> str:
-        """List the nodes with their rows and pages, for the message of a failed assertion."""
-        names = ("Node Type", "Index Name", "Actual Rows", "Actual Loops", "Shared Hit Blocks")
-        return "\n".join(
-            ", ".join(f"{name}: {node[name]}" for name in names if name in node)
-            for node in self.nodes
-        )
-
-    def indexes(self) -> set[str]:
-        """Name the indexes by which the task table was read."""
-        return {str(node["Index Name"]) for node in self.nodes if "Index Name" in node}
-
-    def reads_whole_table(self) -> bool:
-        """Return whether the task table was read completely."""
-        return any(
-            node["Node Type"].endswith("Seq Scan")
-            and node.get("Relation Name") == "durable_tasks_task"
-            for node in self.nodes
-        )
-
-
-def _of(question: QuerySet[Any]) -> _Plan:
-    sql, parameters = question.query.sql_with_params()
-    return _Plan(sql, parameters)
-
-
-def _raw(operation: str, **parameters: Any) -> _Plan:
-    sql = dialects.text(operation, "postgresql")
-    assert sql is not None
-    return _Plan(sql, parameters)
-
-
 def _asked(now: datetime, shards: list[int] | None = None) -> dict[str, Any]:
     late = now - timedelta(seconds=UNSERVED_AFTER)
     return {
@@ -161,17 +100,19 @@ def _of_queues(queues: list[str], levels: int = ALL_LEVELS) -> dict[str, Any]:
 @pytest.mark.parametrize("crowd", [MILLION], indirect=True)
 def test_queries_that_run_every_second_read_only_due_rows(crowd: uuid.UUID) -> None:
     now = database_now()
-    claim = _raw("claim", **_of_queues([QUEUE]), **_asked(now))
+    claim = Plan.of_statement("claim", **_of_queues([QUEUE]), **_asked(now))
     assert claim.root["Actual Rows"] == 100
     _by(claim, "durable_task_pending")
     assert claim.pages("CTE due") < 600, claim
 
-    of_shards = _raw("claim", **_of_queues([QUEUE]), **_asked(now, list(range(32))))
+    of_shards = Plan.of_statement("claim", **_of_queues([QUEUE]), **_asked(now, list(range(32))))
     _by(of_shards, "durable_task_pending")
     assert of_shards.pages("CTE due") < 600, of_shards
 
     ids = list(Task.objects.due(now).values_list("pk", flat=True)[:100])
-    these = _raw("claim_these", ids=ids, node=uuid.uuid4(), wait=15.0, never=NEVER, waiting=False)
+    these = Plan.of_statement(
+        "claim_these", ids=ids, node=uuid.uuid4(), wait=15.0, never=NEVER, waiting=False
+    )
     assert these.root["Actual Rows"] == 100
     _by(these, "durable_tasks_task_pkey")
     # Limited by the number of rows and not by time: inserting a million takes longer on a busy machine.
@@ -179,7 +120,7 @@ def test_queries_that_run_every_second_read_only_due_rows(crowd: uuid.UUID) -> N
         queue=QUEUE, due_at__gt=now + timedelta(seconds=60), status=Status.PENDING
     )
     soon = ahead.aggregate(first=Min("due_at"))["first"] + timedelta(seconds=2)
-    coming = _of(Task.objects.coming(now, soon).filter(queue=QUEUE).values("pk")[:100])
+    coming = Plan.of(Task.objects.coming(now, soon).filter(queue=QUEUE).values("pk")[:100])
     _by(coming, "durable_task_pending")
     assert coming.pages() < 300, coming
 
@@ -189,45 +130,47 @@ def test_queries_that_run_every_second_read_only_due_rows(crowd: uuid.UUID) -> N
 
 def _check_queries_without_due_tasks(now: datetime, crowd: uuid.UUID) -> None:
     """Check the queries of a queue without due tasks, of published tasks and of runs."""
-    nothing_due = _raw("claim", **_of_queues(["other"]), **_asked(now))
+    nothing_due = Plan.of_statement("claim", **_of_queues(["other"]), **_asked(now))
     assert nothing_due.root["Actual Rows"] == 0
     assert nothing_due.pages() < 100, nothing_due
 
-    heads = _raw("heads", until=now, everything=True)
+    heads = Plan.of_statement("heads", until=now, everything=True)
     assert heads.root["Actual Rows"] == 2
     _by(heads, "durable_task_pending")
     assert heads.pages() < 400, heads
 
-    overdue = _of(Task.objects.republish_due(now + timedelta(seconds=10)).values("pk")[:100])
+    overdue = Plan.of(Task.objects.republish_due(now + timedelta(seconds=10)).values("pk")[:100])
     _by(overdue, "durable_task_queued")
     assert overdue.pages() < 300, overdue
 
-    _by(_of(Task.objects.running().owned_by([crowd]).values("pk")), "durable_task_running")
-    _by(_of(Task.objects.lease_over(now).values("pk")[:100]), "durable_task_running")
-    _by(_of(Task.objects.queued().order_by().values("queue").distinct()), "durable_task_queued")
+    _by(Plan.of(Task.objects.running().owned_by([crowd]).values("pk")), "durable_task_running")
+    _by(Plan.of(Task.objects.lease_over(now).values("pk")[:100]), "durable_task_running")
+    _by(Plan.of(Task.objects.queued().order_by().values("queue").distinct()), "durable_task_queued")
 
 
 def _check_queries_of_many_queues(now: datetime, soon: datetime) -> None:
     """Check the queries of three hundred queues, one of which has due tasks."""
     queues = [QUEUE, "other", *(f"empty-{number}" for number in range(300))]
-    of_many = _raw("claim", **_of_queues(queues), **_asked(now))
+    of_many = Plan.of_statement("claim", **_of_queues(queues), **_asked(now))
     assert of_many.root["Actual Rows"] == 100
     _by(of_many, "durable_task_pending")
     assert of_many.pages("CTE due") < 600, of_many
-    of_empty = _raw("claim", **_of_queues(queues[1:]), **_asked(now))
+    of_empty = Plan.of_statement("claim", **_of_queues(queues[1:]), **_asked(now))
     assert of_empty.pages("CTE due") < 5 * 10 * 301, of_empty
-    late = _raw("late", queues=queues, since=now)
+    late = Plan.of_statement("late", queues=queues, since=now)
     assert late.root["Actual Rows"] == 1
     _by(late, "durable_task_pending")
 
-    coming_of_many = _of(Task.objects.coming(now, soon).filter(queue__in=queues).values("pk")[:100])
+    coming_of_many = Plan.of(
+        Task.objects.coming(now, soon).filter(queue__in=queues).values("pk")[:100]
+    )
     _by(coming_of_many, "durable_task_pending")
 
 
 @pytest.mark.parametrize("crowd", [50_000], indirect=True)
 def test_the_cost_of_a_task_does_not_grow_with_the_table(crowd: uuid.UUID) -> None:
     queued, running = a_task(Status.QUEUED), a_task(Status.RUNNING)
-    start = _raw(
+    start = Plan.of_statement(
         "start",
         id=queued.pk,
         epoch=queued.epoch,
@@ -244,18 +187,18 @@ def test_the_cost_of_a_task_does_not_grow_with_the_table(crowd: uuid.UUID) -> No
 
     _check_statements_of_a_run(a_run(running))
     _by(
-        _of(Task.objects.filter(tenant_id=DEFAULT_TENANT_ID, open_key="key-7")),
+        Plan.of(Task.objects.filter(tenant_id=DEFAULT_TENANT_ID, open_key="key-7")),
         "durable_task_one_open_key",
     )
     _by(
-        _of(Task.objects.filter(unique_key="unique-7", status=Status.SUCCESS)),
+        Plan.of(Task.objects.filter(unique_key="unique-7", status=Status.SUCCESS)),
         "durable_task_unique_key",
     )
 
 
 def _check_statements_of_a_run(run: Run) -> None:
     """Check the success and the heartbeat of a run."""
-    succeed = _raw(
+    succeed = Plan.of_statement(
         "succeed",
         id=run.task_id,
         epoch=run.epoch,
@@ -269,13 +212,13 @@ def _check_statements_of_a_run(run: Run) -> None:
     _by(succeed, "durable_tasks_task_pkey")
     assert succeed.pages() < 120, succeed
 
-    beat = _raw(
+    beat = Plan.of_statement(
         "heartbeat", ids=[run.task_id], epochs=[run.epoch], runs=[run.run_id], leases=[60.0]
     )
     assert beat.root["Actual Rows"] == 1
-    assert not beat.reads_whole_table()
+    assert "durable_tasks_task" not in beat.read_completely()
 
 
-def _by(plan: _Plan, index: str) -> None:
-    assert not plan.reads_whole_table(), plan.root
+def _by(plan: Plan, index: str) -> None:
+    assert "durable_tasks_task" not in plan.read_completely(), plan
     assert index in plan.indexes(), plan.indexes()

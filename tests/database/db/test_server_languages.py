@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
@@ -71,7 +71,8 @@ def test_a_taken_key_is_told_from_other_violations(language: str) -> None:
 
 def test_the_same_call_returns_the_same_task(language: str) -> None:
     for options in ({"idempotency_key": "a"}, {"key": "b"}, {}):
-        called = [tasks.unique.using(run_at=at(60), **options).schedule("a") for _ in range(2)]
+        keyed = tasks.unique.using(**cast("dict[str, Any]", options))
+        called = [keyed.using(run_at=at(60)).schedule("a") for _ in range(2)]
         assert called[0].pk == called[1].pk
         Task.objects.all().cancel()
 

@@ -4,20 +4,18 @@ or release.
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import QuerySet
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.joins import NewEdge
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
-from django_durable_tasks.store import dialects
+from tests.database.pages import Plan
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db, pytest.mark.timeout(300)]
 
@@ -86,57 +84,11 @@ def unanalyzed() -> list[int]:
     return list(EndingEvent.objects.values_list("pk", flat=True))
 
 
-class _Plan:
-    """The plan of one statement: its nodes, the indexes it used, the pages it read."""
-
-    def __init__(self, sql: str, parameters: Any) -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
-            answer = cursor.fetchone()[0]
-            transaction.set_rollback(True)
-        self.root = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
-        self.nodes = list(self._walk(self.root))
-
-    def _walk(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield node
-        for inner in node.get("Plans", ()):
-            yield from self._walk(inner)
-
-    def pages(self) -> int:
-        """Return the number of pages that the statement read."""
-        return int(self.root["Shared Hit Blocks"]) + int(self.root["Shared Read Blocks"])
-
-    def compared(self) -> int:
-        """Return the number of row pairs that nested loops compared without a match."""
-        return sum(
-            node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in self.nodes
-        )
-
-    def expect(self, *indexes: str, pages: int) -> None:
-        """Assert that the statement used these indexes, read few pages, and no table completely."""
-        whole = [
-            node["Relation Name"] for node in self.nodes if node["Node Type"].endswith("Seq Scan")
-        ]
-        assert not whole, whole
-        assert set(indexes) <= {node.get("Index Name") for node in self.nodes}, self.nodes
-        assert self.pages() < pages, self.pages()
-
-
-def _of(question: QuerySet[Any]) -> _Plan:
-    return _Plan(*question.query.sql_with_params())
-
-
-def _raw(operation: str, **parameters: Any) -> _Plan:
-    sql = dialects.text(operation, "postgresql")
-    assert sql is not None
-    return _Plan(sql, parameters)
-
-
 def test_statements_on_dependencies_read_only_due_rows(crowd: int) -> None:
-    _of(EndingEvent.objects.unresolved().values("pk")[:500]).expect(
+    Plan.of(EndingEvent.objects.unresolved().values("pk")[:500]).expect(
         "durable_ending_unresolved", pages=100
     )
-    _of(EndingEvent.objects.uncounted().values("pk")[:500]).expect(
+    Plan.of(EndingEvent.objects.uncounted().values("pk")[:500]).expect(
         "durable_tasks_ending_event_pkey", pages=100
     )
 
@@ -147,12 +99,12 @@ def test_statements_on_dependencies_read_only_due_rows(crowd: int) -> None:
         .order_by("task", "pk")
         .values("task")[:2_000]
     )
-    _of(below).expect("durable_dependency_below", pages=200)
+    Plan.of(below).expect("durable_dependency_below", pages=200)
 
     waiting = [_id(crowd + 1 + number) for number in range(20)]
     unresolved = TaskDependency.objects.above(waiting).unresolved().order_by().values("task")
-    _of(unresolved).expect("durable_dependency_unresolved", pages=200)
-    _of(TaskDependency.objects.above(waiting).order_by().values("task")).expect(
+    Plan.of(unresolved).expect("durable_dependency_unresolved", pages=200)
+    Plan.of(TaskDependency.objects.above(waiting).order_by().values("task")).expect(
         "durable_one_edge", pages=300
     )
 
@@ -160,14 +112,14 @@ def test_statements_on_dependencies_read_only_due_rows(crowd: int) -> None:
     of_one = Task.objects.filter(
         workflow=uuid.UUID(int=7), status=Status.BLOCKED, unresolved_dependencies_count=0
     )
-    _of(of_one.order_by("pk").values("pk")[:500]).expect(
+    Plan.of(of_one.order_by("pk").values("pk")[:500]).expect(
         "durable_task_workflow", pages=TASKS // RUNS + 100
     )
 
 
 def test_an_ending_is_resolved_by_reading_only_its_own_edges(crowd: int) -> None:
     last = _id(crowd)
-    below = _raw("below", id=last, limit=101)
+    below = Plan.of_statement("below", id=last, limit=101)
     below.expect(
         "durable_dependency_below", "durable_tasks_task_pkey", "durable_ending_task", pages=40
     )
@@ -175,7 +127,7 @@ def test_an_ending_is_resolved_by_reading_only_its_own_edges(crowd: int) -> None
 
     notes = list(EndingEvent.objects.unresolved().values_list("pk", flat=True))
     assert len(notes) == 20
-    spread = _raw(
+    spread = Plan.of_statement(
         "resolve_endings", events=notes, limit=2_000, open=[], limited=[], wait=15.0, alone=False
     )
     spread.expect(
@@ -188,7 +140,7 @@ def test_an_ending_is_resolved_by_reading_only_its_own_edges(crowd: int) -> None
 
 
 def test_missing_statistics_do_not_make_a_fan_out_quadratic(unanalyzed: list[int]) -> None:
-    spread = _raw(
+    spread = Plan.of_statement(
         "resolve_endings",
         events=unanalyzed,
         limit=2_000,
@@ -212,4 +164,4 @@ def test_an_ending_event_is_counted_by_reading_only_its_own_rows(crowd: int) -> 
         EndingEvent.objects.filter(pk__in=notes).order_by("pk").select_for_update(skip_locked=True)
     )
     with transaction.atomic():
-        _of(held.values("pk")).expect("durable_tasks_ending_event_pkey", pages=500)
+        Plan.of(held.values("pk")).expect("durable_tasks_ending_event_pkey", pages=500)

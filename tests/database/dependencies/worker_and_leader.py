@@ -70,7 +70,7 @@ def fail_steps(run: WorkflowRun, *steps: str) -> None:
 
 def statuses(*tasks: Task | uuid.UUID) -> list[str]:
     """Return the statuses of these tasks, in this order."""
-    keys = [getattr(task, "pk", task) for task in tasks]
+    keys: list[uuid.UUID] = [task.pk if isinstance(task, Task) else task for task in tasks]
     found = dict(Task.objects.filter(pk__in=keys).values_list("pk", "status"))
     return [found[key] for key in keys]
 

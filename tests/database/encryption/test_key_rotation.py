@@ -95,7 +95,7 @@ def test_a_rotation_leaves_what_it_cannot_decrypt_and_reports_it(settings: Any) 
     mine = echo.schedule(SECRET)
     answer = durable("rotate-keys")
     assert answer.code == 1
-    assert "1 rows could not be decrypted" in answer.out
+    assert "1 row could not be decrypted" in answer.out
     assert "'first'" in answer.out
     assert Task.objects.get(pk=mine.pk).args == [SECRET]
     use(settings, "first")

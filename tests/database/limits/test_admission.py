@@ -21,6 +21,7 @@ from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Limit, LimitBucket, Task, Tenant
 from django_durable_tasks.models.tasks import NEVER
+from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.states import claims, dependencies, endings
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import claim as task_claim
@@ -297,7 +298,8 @@ def test_tenants_alternate_as_capacity_becomes_free() -> None:
         new_process_state()
         for _ in range(8):
             release_waiting()
-            claim(backpressure.snapshot().capacity(QUEUE))
+            for _ in range(dispatch_loop._PASSES_PER_POLL):
+                claim(backpressure.snapshot().capacity(QUEUE))
             assert Task.objects.queued().count() >= 50
             end(
                 *Task.objects.queued()

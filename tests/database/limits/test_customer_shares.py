@@ -4,11 +4,14 @@ operator has set a limit.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.db import connections as django_connections
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
@@ -22,6 +25,7 @@ from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import claims
 from django_durable_tasks.store import connections as dedicated
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import claim as task_claim
 from tests.database.limits.limited_tasks import claim, end, limit, release_waiting, under_way
 from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks
@@ -114,7 +118,53 @@ def test_tasks_that_threads_publish_at_once_are_counted_before_their_commit(
     monkeypatch.setattr(backpressure, "_UNSEEN", 60.0)
     _a_worker(4)
     tenant_id, path = a_tenant().pk, FastPath()
-    assert [path.is_open(NOOP, QUEUE, tenant_id) for _ in range(3)] == [True, True, False]
+
+    together = threading.Barrier(3)
+
+    def ask(_: int) -> bool:
+        """Ask in a thread that never creates the task."""
+        try:
+            together.wait(60)
+            return path.is_open(NOOP, QUEUE, tenant_id)
+        finally:
+            django_connections.close_all()
+
+    path.is_open(NOOP, QUEUE, a_tenant().pk)  # reads the state
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(pool.map(ask, range(3))) == [False, True, True]
+    assert not path.is_open(NOOP, QUEUE, tenant_id)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_own_tasks_of_a_thread_are_counted_by_what_they_are_now() -> None:
+    _a_worker(4)
+    tenant_id, path = a_tenant().pk, FastPath()
+    for _ in range(5):
+        queued = many_tasks(2, Status.QUEUED, tenant_id=tenant_id)
+        assert not path.is_open(NOOP, QUEUE, tenant_id)
+        end(*(task.pk for task in queued))
+        assert path.is_open(NOOP, QUEUE, tenant_id)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_claim_reaches_other_tenants_before_a_backlog_is_processed(others: int) -> None:
+    """The tasks of a full share are made to wait in parts, and each claim looks for others."""
+    _a_worker(4)
+    noisy, now = a_tenant().pk, database_now()
+    part = task_claim._OF_FULL_SHARES
+    many_tasks(3 * part, tenant_id=noisy, due=-900)
+    assert len(claim(50, now)) == 2
+    waiting = Task.objects.waiting_for_limit().filter(tenant_id=noisy)
+    before = waiting.count()
+    quiet = [a_task(tenant_id=a_tenant().pk, due=-800) for _ in range(others)]
+    assert set(claim(50, now)) == {task.pk for task in quiet}
+    assert waiting.count() == before + part
+    standard = a_task(due=-800)
+    # The default tenant has no share. Its task comes after the tasks that are due before it.
+    found = [pk for _ in range(3) for pk in claim(50, now)]
+    assert found == [standard.pk]
+    assert waiting.count() == 3 * part - 2
 
 
 @pytest.mark.django_db

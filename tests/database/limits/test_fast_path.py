@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import current_app
 from django.db import connection, transaction
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
@@ -24,6 +23,7 @@ from django_durable_tasks.models import BatchMessage, Task
 from django_durable_tasks.process_state import Refresher
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.clock import database_now
+from tests.celery_settings import celery_configured
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.messages import take_messages, take_task_messages
 from tests.process_state import new_process_state
@@ -111,12 +111,8 @@ def test_a_call_for_a_batch_reads_no_snapshot_and_publishes_unless_the_queue_is_
 def test_in_eager_mode_a_call_in_a_transaction_runs_at_its_commit(
     as_in_production: list[int],
 ) -> None:
-    current_app.conf.task_always_eager = True
-    try:
-        with transaction.atomic():
-            task = _delay()
-    finally:
-        current_app.conf.task_always_eager = False
+    with celery_configured(task_always_eager=True), transaction.atomic():
+        task = _delay()
     task.refresh_from_db()
     assert task.status == Status.SUCCESS
 

@@ -11,6 +11,7 @@ from celery.exceptions import Ignore, Retry
 
 from django_durable_tasks.contrib.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.deliveries import StartedDeliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.exceptions import DeliveryFailed
 from django_durable_tasks.models import Task
@@ -51,9 +52,13 @@ def types() -> list[str]:
     return [event.type for event in events()]
 
 
-def create_deliveries(now: datetime | None = None) -> int:
-    """Do what the leader's job does."""
-    return deliveries.create_due_deliveries(now or database_now(), 500)
+def create_deliveries(
+    now: datetime | None = None, limit: int = 500, started: StartedDeliveries | None = None
+) -> int:
+    """Do what the leader's job does; without ``started`` as a new leader."""
+    return deliveries.create_due_deliveries(
+        now or database_now(), limit, started or StartedDeliveries()
+    )
 
 
 def delivery_tasks() -> list[Task]:

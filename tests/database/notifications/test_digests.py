@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
@@ -12,9 +13,11 @@ from django.db import transaction
 
 from django_durable_tasks.choices import EventType
 from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications.deliveries import StartedDeliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.notifications.sending import (
     a_webhook,
     create_deliveries,
@@ -119,6 +122,31 @@ def test_the_events_of_one_setting_do_not_wait_for_those_of_another(server: List
     assert len(delivery_tasks()) == 2
 
 
+def test_a_flood_of_one_setting_delays_no_other_and_fills_no_queue(server: Listener) -> None:
+    """One request of a tenant created 24,700 deliveries, and those of others waited 15 s."""
+    flood, other = a_webhook(server.url(), "flood"), a_webhook(server.url(), "other")
+    _happened(flood, 700, due=-60)
+    _happened(other, 2)
+    started, now = StartedDeliveries(), database_now()
+    while create_deliveries(now, 100, started):
+        pass
+    per_setting = Counter(task.kwargs["setting"] for task in delivery_tasks())
+    assert per_setting == {flood.pk: 20, other.pk: 2}
+    postponed = NotificationEvent.objects.filter(delivery__isnull=True)
+    assert postponed.filter(due_at__gt=now).count() == 680
+    later = now + timedelta(minutes=1)
+    while create_deliveries(later, 100, started):
+        pass
+    assert len(delivery_tasks()) == 22
+    # One that was attempted may wait for hours, and leaves its place to another one.
+    for minute in range(2, 40):
+        tables.tasks().filter(name=NOTIFICATION_TASK).update(attempts=1)
+        while create_deliveries(now + timedelta(minutes=minute), 100, started):
+            pass
+    assert len({task.kwargs["delivery"] for task in delivery_tasks()}) == 702
+    assert not postponed.exists()
+
+
 def test_nothing_is_sent_in_quiet_hours(server: Listener) -> None:
     now = datetime(2026, 3, 7, 23, 30, tzinfo=UTC)
     row = a_webhook(
@@ -126,10 +154,10 @@ def test_nothing_is_sent_in_quiet_hours(server: Listener) -> None:
     )
     _happened(row, 2)
     tables.unguarded(NotificationEvent).update(due_at=now - timedelta(seconds=1))
-    assert deliveries.create_due_deliveries(now, 500) == 2
+    assert create_deliveries(now) == 2
     assert delivery_tasks() == []
     assert {event.due_at for event in events()} == {datetime(2026, 3, 8, 6, tzinfo=UTC)}
-    assert deliveries.create_due_deliveries(now + timedelta(hours=6, minutes=31), 500) == 2
+    assert create_deliveries(now + timedelta(hours=6, minutes=31)) == 2
     assert len(delivery_tasks()) == 2
 
 

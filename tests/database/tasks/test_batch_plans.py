@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from django_durable_tasks.states import batches
+from tests.database.pages import nodes_of
 from tests.factories import NOOP, QUEUE, many_tasks
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.django_db]
@@ -23,12 +24,6 @@ def _waiting() -> None:
     many_tasks(5, in_batch=True)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE durable_tasks_task")
-
-
-def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield node
-    for inner in node.get("Plans", ()):
-        yield from _nodes(inner)
 
 
 def _removed_by_filters(act: Callable[[], object]) -> int:
@@ -49,7 +44,7 @@ def _removed_by_filters(act: Callable[[], object]) -> int:
     return sum(
         int(node.get("Rows Removed by Filter", 0) * node["Actual Loops"])
         for plan in plans
-        for node in _nodes(plan)
+        for node in nodes_of(plan)
     )
 
 

@@ -82,7 +82,7 @@ class Lifecycle(RuleBasedStateMachine):
     @applies_if(lambda self: len(self.reference.rows) < CROWD // 2)
     def enqueue(self, later: bool, expires: bool, tries: int, crashes: int) -> None:
         """A plain call, for now or for later."""
-        options = {"run_at": _ahead(LATER)} if later else {}
+        options: dict[str, Any] = {"run_at": _ahead(LATER)} if later else {}
         options |= {"expires_at": _ahead(EXPIRY)} if expires else {}
         row = tasks.noop.using(
             queue=QUEUE, max_attempts=tries, max_crashes=crashes, **options

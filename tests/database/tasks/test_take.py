@@ -64,6 +64,7 @@ def test_due_tasks_run_in_order_with_tokens_of_their_own(limits: str) -> None:
         assert run is not None
         assert (row.status, row.attempts, row.node) == (Status.RUNNING, 1, node)
         assert (run.epoch, run.run_id, message.epoch) == (row.epoch, row.run_id, row.epoch - 1)
+        assert message.number == row.publish_count  # the id by which Celery revokes it
         assert row.lease_until is not None
         assert row.due_at is None
 

@@ -50,5 +50,5 @@ def test_a_verification_logs_and_counts_findings_and_repairs_nothing(
         result = _schedule()
     assert (result["findings"], result["by_check"]) == (1, {"dead-letters-missing": 1})
     assert f"dead-letters-missing (BROKEN): task {key}: dead_letters" in caplog.text
-    assert "1 findings in total. Run `manage.py durable verify` to list them." in caplog.text
+    assert "1 finding in total. Run `manage.py durable verify` for the list." in caplog.text
     assert (DeadLetter.objects.count(), Task.objects.get(pk=key).status) == (0, "FAILED")

@@ -199,6 +199,7 @@ def test_a_missing_upstream_is_found_and_resolved_as_deleted() -> None:
     led()
     row = a_waiting_task()
     upstream = TaskDependency.objects.get(task=row).depends_on_id
+    assert upstream is not None
     Task.objects.filter(pk=upstream)._raw_delete("default")
     assert "DELETED" in _find("unresolved-edges")[0].right
     _repair()

@@ -131,7 +131,7 @@ def test_a_role_under_row_level_security_inserts() -> None:
 
 def test_steps_with_different_options_do_not_share_them() -> None:
     wf = Workflow("options")
-    headers = [{"number": 1}, {"number": True}, {"number": 1.0}, None]
+    headers: list[dict[str, Any] | None] = [{"number": 1}, {"number": True}, {"number": 1.0}, None]
     for place, given in enumerate(headers):
         wf.add(noop.using(headers=given, priority=place, timeout=10 + place), step=f"{place}")
     wf.add(noop, step="plain")

@@ -21,6 +21,7 @@ from django_durable_tasks.exceptions import (
     InvalidReference,
     ResultTooLarge,
     TransitionRefused,
+    UniqueConflict,
     UnknownTask,
 )
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
@@ -37,6 +38,27 @@ from tests.factories import a_task, a_tenant
 from tests.project.tasks import add, echo, noop
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("option", ["key", "idempotency_key"])
+def test_a_key_that_is_in_use_is_named_with_its_step_and_owner(option: str) -> None:
+    def call(key: str) -> Any:
+        options: dict[str, Any] = {option: key}
+        return echo.using(**options)
+
+    owner = call("acme").schedule()
+
+    def flow(*keys: str) -> Workflow:
+        wf = Workflow("keys")
+        for number, key in enumerate(keys):
+            wf.add(call(key), step=f"s{number}")
+        return wf
+
+    with pytest.raises(UniqueConflict, match=f"{option}='acme' of step 's1' .* task {owner.id}"):
+        flow("other", "acme").start()
+    with pytest.raises(UniqueConflict, match=f"'s0' and 's2' have {option}='twice'"):
+        flow("twice", "once", "twice").start()
+    assert flow("other", "twice").start().status == "RUNNING"
 
 
 def _referring(*path: str | int) -> Task:

@@ -5,15 +5,13 @@ starts.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from celery import current_app
-from django.db import connection, connections, transaction
+from django.db import connection
 
 from django_durable_tasks import Workflow, durable_task
 from django_durable_tasks.celery import routing
@@ -23,6 +21,7 @@ from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.workflows import runs
+from tests.concurrency.racing import locked_rows
 from tests.database.dependencies.worker_and_leader import (
     fail,
     of,
@@ -171,30 +170,6 @@ def test_an_ending_with_corrupted_dependents_does_not_stop_other_cascades(
     assert f"ending of task {first.pk} failed and is postponed" in caplog.text
 
 
-@contextmanager
-def _locked_by_project(model: Any, pk: Any) -> Iterator[None]:
-    """Lock a row in a transaction of the project, on another connection."""
-    locked, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        try:
-            with transaction.atomic():
-                model.objects.select_for_update().get(pk=pk)
-                locked.set()
-                over.wait(60)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert locked.wait(30)
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(60)
-
-
 def _count(run: WorkflowRun, other: WorkflowRun) -> tuple[Any, Any]:
     succeed(of(run, "top"), of(other, "top"))
     while resolve.resolve_endings(100).events:
@@ -233,7 +208,7 @@ def test_a_row_locked_by_the_project_stops_its_own_workflow_only(
     first, second = _started("first"), _started("second")
     (model, pk), act = case(first, second)
     before = _has_changed(first), _has_changed(second)
-    with _locked_by_project(model, pk), dedicated_connection(IMPATIENT):
+    with locked_rows(model, [pk]), dedicated_connection(IMPATIENT):
         act()
         assert _has_changed(second) != before[1]
         assert _has_changed(first) == before[0]

@@ -87,6 +87,8 @@ BROKEN: list[tuple[str, str, History]] = [
         with_row(Row("parent", "CANCELLED", atomic=True)),
     ),
     ("H6", "an effect of nothing", but(effects=("parent", "nothing"))),
+    ("H6", "an item twice", but(items=(("parent", 1), ("parent", 1)))),
+    ("H6", "an item never", with_row(Row("parent", "SUCCESS", atomic=True, items=2))),
     ("H7", "a fire missed", but(timetables=(Timetable("table", 100.0, 2.0, 102.0),))),
     ("H7", "a fire doubled", plus(fires=Fire("table", 100.0, "again", 2))),
     ("H7", "a fire at no time of the timetable", plus(fires=Fire("table", 100.7, "fired", 2))),

@@ -11,7 +11,9 @@ from tests.unit.chaos.test_figures import _result
 
 
 def test_a_broker_that_is_not_known_is_refused() -> None:
-    with pytest.raises(SystemExit, match=r"--broker takes redis, rabbitmq, redis\+pgbouncer"):
+    with pytest.raises(
+        SystemExit, match=r"--broker takes redis, rabbitmq, database, redis\+pgbouncer"
+    ):
         command._can_run("kafka")
 
 
@@ -22,6 +24,7 @@ def test_the_run_through_pgbouncer_is_left_out_without_it(
     assert [broker for broker in command.SHARES if command._can_run(broker)] == [
         "redis",
         "rabbitmq",
+        "database",
     ]
     assert "SKIPPED: PgBouncer is not installed." in capsys.readouterr().err
 

@@ -201,11 +201,10 @@ def test_deadlines_shorter_than_two_heartbeats_are_an_error(
 def only_task(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Register exactly one durable task with these options."""
 
-    def hold(**options: Any) -> None:
+    def hold(function: Any = None, **options: Any) -> None:
         celery_inspect.load_tasks()
-        known = Registered(
-            TaskOptions(name="shop.tasks.sell", **options), inspect.signature(hold), hold
-        )
+        options_of_task = TaskOptions(name="shop.tasks.sell", **options)
+        known = Registered(options_of_task, inspect.signature(hold), function or hold)
         monkeypatch.setattr(registry, "_tasks", {"shop.tasks.sell": known})
 
     return hold
@@ -402,6 +401,15 @@ def test_a_pool_that_cannot_interrupt_a_body_is_a_warning(
     only_task()
     with celery_configured(worker_pool="threads"):
         assert _ids(check_celery) == []
+
+
+def test_an_async_function_is_cancelled_in_threads(only_task: Callable[..., None]) -> None:
+    async def sell() -> None: ...
+
+    for pool, expected in (("threads", []), ("solo", []), ("gevent", ["W004"])):
+        only_task(timeout=5.0, function=sell)
+        with celery_configured(worker_pool=pool):
+            assert _ids(check_celery) == expected
 
 
 def test_the_longest_lease_of_a_task_is_used(only_task: Callable[..., None]) -> None:

@@ -212,8 +212,8 @@ def test_the_burst_grows_for_the_heaviest_task_and_not_for_a_light_one() -> None
 def test_a_task_that_cannot_start_anyway_does_not_block_the_waitlist() -> None:
     rows = [
         AdmissionRequest(1, ["a"], 9),
-        AdmissionRequest(2, ["a"], 2, others=["b"]),
-        AdmissionRequest(3, ["a"], 1, others=["b"]),
+        AdmissionRequest(2, ["a"], 2, other_scopes=["b"]),
+        AdmissionRequest(3, ["a"], 1, other_scopes=["b"]),
         AdmissionRequest(4, ["a"], 2),
         AdmissionRequest(5, ["a"], 2),
         AdmissionRequest(6, ["a"]),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.celery import live_runs
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.json_logs import TASK_FIELDS, JsonFormatter, TaskContextFilter
 from django_durable_tasks.task_values import Run
@@ -98,6 +99,6 @@ def test_an_exception_is_one_field() -> None:
 def test_the_filter_keeps_the_fields_for_another_thread(running: Run) -> None:
     record = _record("x", queue="given")
     assert TaskContextFilter().filter(record)
-    process_runs._of_thread.live = None
+    live_runs._current.set(None)
     line = _line(record)
     assert (line["task_id"], line["queue"]) == (str(running.task_id), "given")

@@ -10,7 +10,9 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.utils.functional import SimpleLazyObject
@@ -81,7 +83,7 @@ class _Colour(enum.IntEnum):
         ({"deep": [1, {"er": math.nan}]}, r"argument 1\['deep'\]\[1\]\['er'\] is nan"),
         (b"bytes", "argument 1 is a bytes"),
         ({1, 2}, "argument 1 is a set"),
-        (object(), "argument 1 is a object"),
+        (object(), "argument 1 is an object"),
         (datetime(2026, 1, 1, tzinfo=UTC), "isoformat"),
         (1 + 2j, "argument 1 is a complex"),
     ],
@@ -188,7 +190,7 @@ def test_a_result_is_returned_unchanged(value: Any) -> None:
 
 
 def test_a_result_that_is_not_json_or_too_large_is_refused() -> None:
-    with pytest.raises(UnserializableResult, match="the result is a object"):
+    with pytest.raises(UnserializableResult, match="the result is an object"):
         encode_result("job", object(), max_bytes=100, max_depth=16)
     with pytest.raises(ResultTooLarge, match="102 bytes of JSON, at most 101"):
         encode_result("job", "x" * 100, max_bytes=101, max_depth=16)
@@ -304,3 +306,15 @@ def test_the_cost_of_refusing_a_huge_value_is_bounded() -> None:
         with pytest.raises(ResultTooLarge, match="more than 1,000"):
             encode_result("t", value, max_bytes=1_000, max_depth=20)
     assert read < 100
+
+
+def test_all_arguments_that_are_not_json_are_named_at_once() -> None:
+    """A project that was moved from Celery met them one after the other."""
+    day, key = datetime(2026, 3, 1, tzinfo=UTC), UUID(int=1)
+    with pytest.raises(UnserializableArguments) as refused:
+        _encode(day, 1, key, path=Path("a"), name="x")
+    text = str(refused.value)
+    assert text.startswith("job: argument 1 is a datetime, which is not JSON.")
+    assert text.count("job: ") == 1
+    for where in ("argument 3 is a UUID", "argument 'path' is a PosixPath"):
+        assert where in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -103,6 +104,44 @@ def test_the_time_for_a_long_word_is_not_quadratic(word: str) -> None:
     # With quadratic time this would take hours without any heartbeat, because the search
     # holds the GIL.
     assert masked_text(f"{word * 200_000} password=hunter2", NAMES).endswith(f" password={MASK}")
+
+
+def _json_texts(levels: int, inner: str) -> str:
+    """Return JSON texts in each other, whose quotes are escaped so that the length of the whole is
+    quadratic and not exponential.
+    """
+
+    def quote(level: int) -> str:
+        return f"\\{'u005c' * (level - 1)}u0022" if level else '"'
+
+    quotes = [quote(level) for level in range(levels)]
+    return f"{''.join(f'[{mark}' for mark in quotes)}{inner}{''.join(f'{mark}]' for mark in quotes[::-1])}"
+
+
+def test_the_number_of_json_texts_in_each_other_that_are_parsed_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+    loads = json.loads
+
+    def counting(text: str) -> Any:
+        parsed.append(len(text))
+        return loads(text)
+
+    monkeypatch.setattr(json, "loads", counting)
+    text = _json_texts(57, "[]")
+    masked({"body": text}, NAMES)
+    assert len(parsed) <= 4
+    assert sum(parsed) < 4 * len(text)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 3, 4, 8, 100])
+def test_a_secret_in_json_texts_in_each_other_is_masked(levels: int) -> None:
+    secret = '{"token":"hunter2"}'
+    for _ in range(min(levels, 8)):
+        secret = json.dumps([secret])
+    for text in (secret, _json_texts(levels, "token=hunter2")):
+        assert "hunter2" not in masked_text(text, NAMES)
 
 
 def test_values_are_masked_at_every_depth() -> None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 import math
 import re
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, cast
 
 import pytest
+from celery import shared_task
 
-from django_durable_tasks import durable_task, registry
+from django_durable_tasks import decorators, durable_task, registry
 from django_durable_tasks.choices import OnOrphan, UniqueOnConflict
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.tasks.options import (
@@ -228,9 +230,6 @@ async def _streams() -> AsyncIterator[int]:
     yield 1
 
 
-async def _awaits() -> None: ...
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -243,9 +242,8 @@ async def _awaits() -> None: ...
         (int, "int, which is a class"),
         (_Callable(), "which is a _Callable"),
         (vars(_Callable)["plain"], "which is a staticmethod"),
-        (_awaits, "_awaits is async"),
         (_yields, "_yields is a generator"),
-        (_streams, "_streams is a generator"),
+        (_streams, "_streams is an async generator"),
         (3, "3, which is a int"),
     ],
 )
@@ -273,6 +271,18 @@ def test_what_is_no_plain_function_is_refused_at_decoration(
         ("expires", "Write expires_in="),
         ("exchange", "Write queue="),
         ("routing_key", "Write queue="),
+        ("once", "Write unique='report:{0}' (a template of the arguments), with unique_for="),
+        ("lock_expiry", "Write unique="),
+        ("resultrepr_maxsize", "results of durable tasks are not logged"),
+        ("shared", "Leave it out"),
+        ("lazy", "Leave it out"),
+        ("Strategy", "base=..."),
+        ("Request", "base=..."),
+        ("countdown", ".schedule(run_at=...)"),
+        ("eta", ".schedule(run_at=...)"),
+        ("headers", ".using(headers=...)"),
+        ("link", "Workflow.from_canvas(...)"),
+        ("run_every", "@recurring(name, interval=...)"),
         ("max_atempts", "Did you mean 'max_attempts'?"),
     ],
 )
@@ -294,6 +304,19 @@ def test_an_option_of_celery_only_is_refused_with_its_replacement(option: str, r
 def test_an_option_of_celery_only_is_refused_at_the_call(option: str, remedy: str) -> None:
     with pytest.raises(InvalidOption, match=f"{option}.*{re.escape(remedy)}"):
         call_options(CallOptions(), {option: 1})
+
+
+def test_a_warning_of_celery_at_the_decoration_names_the_line_of_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def warned(**options: Any) -> Any:
+        warnings.warn("The name is taken.", UserWarning, stacklevel=2)
+        return shared_task(**options)
+
+    monkeypatch.setattr(decorators, "shared_task", warned)
+    with pytest.warns(UserWarning, match="The name is taken") as caught:
+        durable_task(name="tests.warned")(_plain)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def _starting(run_at: str) -> None: ...

@@ -5,6 +5,7 @@ early, with names.
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 from collections import namedtuple
 from typing import Any
@@ -19,6 +20,7 @@ from django_durable_tasks.exceptions import (
     WorkflowTooLarge,
 )
 from django_durable_tasks.workflows.builder import END, AddedTasks, Builder, Plan, PlannedTask, Step
+from tests.project.tasks import echo
 
 HERE = uuid.UUID(int=1)
 Point = namedtuple("Point", "x y")
@@ -45,6 +47,31 @@ def _chain(flow: Builder, length: int) -> list[Step]:
     for upper, lower in itertools.pairwise(steps):
         lower.after(upper)
     return steps
+
+
+# Options of a call --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        ({"depends_on": HERE}, "give after=... to .add()"),
+        ({"depends_on": HERE, "join": "ANY"}, "give after=... to .add()"),
+        ({"on_upstream_failure": "SKIP", "depends_on": HERE}, "give after=... to .add()"),
+        ({"tenant": 1}, "give tenant=... to .start()"),
+        ({"task_id": HERE}, "its tasks get new ids"),
+    ],
+)
+def test_an_option_that_a_workflow_would_ignore_is_refused(
+    options: dict[str, Any], instead: str
+) -> None:
+    flow, call = Builder("options"), echo.using(**options)
+    with pytest.raises(InvalidOption, match=rf"has no effect in a workflow: {re.escape(instead)}"):
+        flow.add(call, 1)
+    flow.add(echo.using(priority=9, key="one"), 1)
+    with pytest.raises(InvalidOption, match="has no effect on a callback"):
+        Builder("callback", on_success=echo.using(priority=9))
+    assert Builder("callback", on_success=echo).callbacks == {"on_success": echo.name}
 
 
 # Edges --------------------------------------------------------------------------------------------

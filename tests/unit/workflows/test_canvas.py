@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a frozen canvas": (lambda: _frozen(noop.si()), "task_id="),
     "a group's id": (
         lambda: noop.si().set(group_id="g"),
-        "group_id='g' on .*a row has nothing like it",
+        "group_id='g' on .*Celery sets it when it sends a canvas",
     ),
     "a retry policy": (lambda: noop.si().set(retry_policy={"max_retries": 1}), "retry_policy="),
     "an exchange": (lambda: noop.si().set(exchange="e"), "exchange='e'.*name the queue"),
@@ -177,7 +177,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: chord([noop.si()], echo.s()).set(interval=1),
         "interval=1.*nothing polls",
     ),
-    "a serializer": (lambda: noop.si().set(serializer="pickle"), "serializer='pickle'"),
+    "a serializer": (
+        lambda: noop.si().set(serializer="pickle"),
+        "serializer='pickle' .*carries only an id; leave it out",
+    ),
+    "a misspelt option": (
+        lambda: noop.si().set(priorty=5),
+        "priorty=5 on .*no such option. Did you mean 'priority'",
+    ),
+    "a key": (lambda: noop.si().set(key="k"), r"key='k' .*start\(key=...\)"),
+    "a tenant": (lambda: noop.si().set(tenant=2), r"tenant=2 .*start\(tenant=...\)"),
+    "a dependency": (lambda: noop.si().set(join="ANY"), r"join='ANY' .*Workflow.add\(\)"),
     "a countdown of what waits": (
         lambda: chain(noop.si(), noop.si().set(countdown=5)),
         "countdown=5.*give a date",
@@ -282,6 +292,15 @@ def test_options_of_a_signature_become_those_of_the_task() -> None:
         9,
         8,
     )
+
+
+def test_headers_and_options_of_using_become_those_of_each_task() -> None:
+    source = {"trigger_source": "web_ui"}
+    options = {"max_attempts": 7, "timeout": 9, "lease": 90, "weight": 2, "expires_in": 60}
+    member = noop.si().set(headers=source, **options)
+    plan = planned(chord([member, noop.si().set(headers=source)], noop.si().set(headers={"n": 1})))
+    assert [task.options.headers for task in plan.tasks] == [source, source, {"n": 1}]
+    assert {option: getattr(plan.tasks[0].options, option) for option in options} == options
 
 
 def test_options_of_a_chain_are_those_of_its_first_task_and_of_a_group_those_of_all() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import DayKind, SpecialDay
@@ -16,6 +18,7 @@ from django_durable_tasks.schedules.business_days import (
     combined,
     days_from,
     from_holidays,
+    longest_closure,
 )
 
 CHRISTMAS = SpecialDay(date(2026, 12, 25), DayKind.CLOSED, "Christmas Day")
@@ -143,14 +146,74 @@ def test_calendars_that_together_leave_no_day_are_refused() -> None:
 
 
 @pytest.mark.parametrize("step", [1, -1])
-@given(offsets=st.sets(st.integers(-5_000, 5_000), min_size=1, max_size=12))
-def test_without_working_days_only_the_dates_are_examined(step: int, offsets: set[int]) -> None:
+@given(
+    offsets=st.sets(st.integers(-5_000, 5_000), max_size=12),
+    closed=st.sets(st.integers(-40, 40)),
+    half=st.dictionaries(st.integers(-30, 30), st.integers(0, 23)),
+    asked=st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 23)), min_size=1, max_size=9),
+    working=st.sampled_from([(), (1, 2, 3, 4, 5), (7,)]),
+)
+@example(
+    offsets=set(),
+    closed=set(),
+    half={5: 1},
+    asked=[(5, 9), (4, 9), (6, 9)],
+    working=(1, 2, 3, 4, 5),
+)
+def test_the_next_open_day_is_found_whatever_was_found_before(
+    step: int,
+    offsets: set[int],
+    closed: set[int],
+    half: dict[int, int],
+    asked: list[tuple[int, int]],
+    working: tuple[int, ...],
+) -> None:
+    """Also without working days, and when the answers of other days are remembered."""
     start, way = date(2026, 3, 2), timedelta(days=step)
-    dates = tuple(SpecialDay(start + timedelta(days=one), DayKind.OPEN) for one in offsets)
-    few = BusinessDays(working_days=(), special=dates)
-    assert list(few.may_open(start, way)) == [
-        one for one in days_from(start, way) if few.is_open(one)
+    kinds = dict.fromkeys(offsets, DayKind.OPEN) | dict.fromkeys(closed, DayKind.CLOSED)
+    kinds |= dict.fromkeys(half, DayKind.HALF)
+    kinds.setdefault(9_000, DayKind.OPEN)  # no calendar is without an open day
+    dates = tuple(
+        SpecialDay(
+            start + timedelta(days=at),
+            kind,
+            until=time(half[at]) if kind is DayKind.HALF else None,
+        )
+        for at, kind in kinds.items()
+    )
+    days = BusinessDays(working_days=working, special=dates)
+    for at, o_clock in asked:
+        day, hour = start + timedelta(days=at), time(o_clock)
+        passed, first = list[date](), None
+        for other in days_from(day, way):
+            if days.open_at(other, hour):
+                first = other
+                break
+            passed.append(other)
+        found, closes = days.next_open(day, hour, way)
+        assert found == first
+        latest = max(filter(None, map(days.closes, passed)), default=None)
+        assert closes == latest if first else (closes or time.max) >= (latest or time.min)
+
+
+def test_a_search_over_many_closed_days_examines_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, examined = date(2026, 12, 1), list[date]()
+    closed = [SpecialDay(first + timedelta(days=at), DayKind.CLOSED) for at in range(500)]
+    half = [
+        SpecialDay(first + timedelta(days=at), DayKind.HALF, until=time(0, at % 50))
+        for at in range(500, 1_000)
     ]
+    days, open_at = BusinessDays(special=(*closed, *half)), BusinessDays.open_at
+
+    def counting(self: BusinessDays, day: date, hour: time) -> bool:
+        examined.append(day)
+        return open_at(self, day, hour)
+
+    monkeypatch.setattr(BusinessDays, "open_at", counting)
+    for at in range(1_000):
+        day, _ = days.next_open(first + timedelta(days=at), time(9), timedelta(days=1))
+        assert day == date(2029, 8, 27)
+    assert len(examined) <= 2_010
 
 
 def test_holidays_are_a_snapshot_of_the_requested_years() -> None:
@@ -180,3 +243,23 @@ def test_unknown_holidays_are_refused(
 ) -> None:
     with pytest.raises(InvalidCalendar, match=words):
         from_holidays(country, subdivision, years)
+
+
+@pytest.mark.parametrize(
+    ("working", "closed", "expected"),
+    [
+        ((1, 2, 3, 4, 5, 6, 7), [], 1),
+        ((1, 2, 3, 4, 5), [], 3),
+        ((7,), [], 7),
+        ((1, 2, 3, 4, 5), range(20), 24),  # three weeks, and the weekends around them
+    ],
+)
+def test_the_longest_closure_is_counted_between_open_days(
+    working: tuple[int, ...], closed: Sequence[int], expected: int
+) -> None:
+    first = date(2026, 3, 2)
+    special = [SpecialDay(first + timedelta(days=at), DayKind.CLOSED) for at in closed]
+    days = BusinessDays(working_days=working, special=tuple(special))
+    open_days = [day for at in range(-30, 60) if days.is_open(day := first + timedelta(days=at))]
+    gaps = [(later - earlier).days for earlier, later in itertools.pairwise(open_days)]
+    assert longest_closure(days) == max(gaps) == expected
