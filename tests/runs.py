@@ -99,7 +99,16 @@ class Run:
 # wait for processes. Those of QUIET begin after all others.
 RUNS = (
     Run("database", "database concurrency", "postgresql", marks="not portable", default=True),
-    Run("processes", "processes", "postgresql", "rabbitmq", default=True, brief="smoke"),
+    Run(
+        "processes",
+        "processes",
+        "postgresql",
+        "rabbitmq",
+        marks="not long",
+        default=True,
+        brief="smoke",
+    ),
+    Run("processes", "processes", "postgresql", "rabbitmq", marks="long"),
     Run("broker", "broker", "postgresql", "redis", default=True, brief="smoke"),
     Run("portable", "database", "postgresql", marks="portable", default=True),
     Run(

@@ -18,7 +18,7 @@ from tests.processes.rows import row
 from tests.project import tasks
 from tests.waiting import until
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.postgresql]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long, pytest.mark.postgresql]
 HOUR = timedelta(hours=1)
 _FUNCTION = """
     CREATE FUNCTION wrong_clock.{0}() RETURNS timestamptz VOLATILE LANGUAGE sql

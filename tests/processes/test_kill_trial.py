@@ -6,6 +6,8 @@ from tests.kill_trials.figures import BATCHES, MESSAGES, Plan
 from tests.kill_trials.trial import run
 from tests.processes.cluster import Cluster
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("lane", [MESSAGES, BATCHES])
 def test_all_tasks_complete_although_the_only_worker_is_killed(cluster: Cluster, lane: str) -> None:

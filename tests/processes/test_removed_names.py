@@ -16,7 +16,7 @@ from tests.processes.rows import all_ended, ended, row
 from tests.project.removable import batched, kept, single
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 
 MANY = 1_500
 WITHOUT = "single,batched"

@@ -16,6 +16,8 @@ from tests.processes.rows import ended, in_status, logged, release
 from tests.project import bodies, tasks
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 
 def _started(cluster: Cluster) -> tuple[Program, Node]:
     scheduler = cluster.scheduler("--with-worker", "-c", "1").ready()

@@ -12,7 +12,7 @@ from tests.processes.rows import in_status, release, row, statuses
 from tests.project import bodies
 from tests.waiting import until
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.postgresql]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long, pytest.mark.postgresql]
 
 
 def _supervised(cluster: Cluster, workers: list[Program], pool: str) -> None:

@@ -17,6 +17,7 @@ from tests.project import stepping
 from tests.waiting import until
 
 # At PAUSE seconds each, more than a worker has to stop.
+pytestmark = pytest.mark.long
 ITEMS = 1_500
 
 

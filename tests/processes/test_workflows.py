@@ -32,6 +32,7 @@ from tests.project import nodes
 from tests.repetitions import repetitions
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
 SMALL, LARGE = 60, 500
 """The time limits of a small and of a large graph, in seconds."""
 SIZES = {"postgresql": repetitions(2_000, least=1_000), "mariadb": 1_000, "sqlite": 300}
