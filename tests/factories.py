@@ -14,8 +14,9 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.expressions import DatabaseDefault
 from django.db.utils import load_backend
 
 from django_durable_tasks.choices import OPEN, TERMINAL, LogStatus, Status
@@ -87,10 +88,35 @@ def many_tasks(
 ) -> list[Task]:
     """Create many tasks of this status, and return them in the order of their ids."""
     now = database_now()
+    if not number:
+        return []
     rows = [_task(Status(status), due, now, dict(fields)) for _ in range(number)]
-    Task.objects.unguarded().bulk_create(rows)
+    _insert(rows)
     _write_endings(rows)
     return list(Task.objects.filter(pk__in=[row.pk for row in rows]).order_by("pk"))
+
+
+def _insert(rows: list[Task]) -> None:
+    """Insert tasks with the same columns and plain values. ``bulk_create`` takes several times as
+    long, because it resolves an expression for each column of each row.
+    """
+    connection = connections[Task.objects.db]
+    quote = connection.ops.quote_name
+    columns = [
+        field
+        for field in Task._meta.local_concrete_fields
+        if not isinstance(getattr(rows[0], field.attname), DatabaseDefault)
+    ]
+    names = ", ".join(quote(field.column) for field in columns)
+    places = ", ".join(["%s"] * len(columns))
+    values = [
+        [field.get_db_prep_save(field.pre_save(row, add=True), connection) for field in columns]
+        for row in rows
+    ]
+    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        cursor.executemany(
+            f"INSERT INTO {quote(Task._meta.db_table)} ({names}) VALUES ({places})", values
+        )
 
 
 def _task(status: Status, due: float | None, now: datetime, fields: dict[str, Any]) -> Task:
