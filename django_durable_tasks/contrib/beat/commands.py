@@ -30,8 +30,8 @@ from django_durable_tasks.command.subcommand import (
     subcommand,
     table,
 )
-from django_durable_tasks.contrib.beat import compare, entries, shadow_fires, tables
-from django_durable_tasks.contrib.beat.shadow_fires import Shadow
+from django_durable_tasks.contrib.beat import compare, periodic_tasks
+from django_durable_tasks.contrib.beat.compare import Shadow
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.schedules.options import columns
@@ -102,7 +102,7 @@ _database = argument(
         help="with --settings: print DURABLE_TASKS['SCHEDULES'] and import nothing",
     ),
     _database,
-    operations=(tables.take_over,),
+    operations=(periodic_tasks.take_over,),
 )
 def import_beat(options: Options, out: Output) -> int:
     """Compare the fire times of each row of django-celery-beat, or of each entry of
@@ -123,14 +123,30 @@ def import_beat(options: Options, out: Output) -> int:
         refuse("--print needs --settings.")
     if of_settings and options["disable_in_beat"]:
         refuse("--disable-in-beat cannot change settings: remove these entries from them instead.")
-    beat_rows: Sequence[tables.BeatRow | entries.Unreadable]
-    beat_rows = entries.entries(names) if of_settings else tables.rows(options["database"], names)
+    beat_rows: Sequence[periodic_tasks.BeatRow | periodic_tasks.Unreadable]
+    beat_rows = (
+        periodic_tasks.entries(names)
+        if of_settings
+        else periodic_tasks.rows(options["database"], names)
+    )
     missing = sorted(set(names) - {row.name for row in beat_rows})
     if missing:
         refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
     rows = [_judged(row, now, options) for row in beat_rows]
     if options["as_settings"]:
-        return _print_settings(rows, out)
+        declared = [
+            (row.name, PLAIN_CELERY_TASK if row.carried else row.task, row.options)
+            for row in rows
+            if row.act == IMPORT
+        ]
+        shown = {name: {"task": task, **hidden(keywords)} for name, task, keywords in declared}
+        out.emit(shown, periodic_tasks.as_settings(declared))
+        for row in rows:
+            if row.act != IMPORT:
+                out.note(f"{row.name}: {row.act}: {row.reason}")
+            for difference in row.differences:
+                out.note(f"{row.name}: {difference}")
+        return REFUSED if any(row.act == REFUSE for row in rows) else OK
     if not options["dry_run"]:
         for row in rows:
             if row.act == IMPORT:
@@ -141,7 +157,7 @@ def import_beat(options: Options, out: Output) -> int:
                     "disable_in": options["database"] if options["disable_in_beat"] else None,
                 }
                 try:
-                    schedule = perform(tables.take_over, row.name, options, **values).value
+                    schedule = perform(periodic_tasks.take_over, row.name, options, **values).value
                 except DurableTasksError as refused:
                     row.act, row.reason = REFUSE, str(refused)
                 else:
@@ -187,28 +203,12 @@ def import_beat(options: Options, out: Output) -> int:
     return REFUSED if any(row.act == REFUSE for row in rows) else OK
 
 
-def _print_settings(rows: Sequence[BeatImportRow], out: Output) -> int:
-    """Print the declarations of the entries that can be imported, and the reasons of the others."""
-    imported = [row for row in rows if row.act == IMPORT]
-    declared = [
-        (row.name, PLAIN_CELERY_TASK if row.carried else row.task, row.options) for row in imported
-    ]
-    data = {name: {"task": task, **hidden(keywords)} for name, task, keywords in declared}
-    out.emit(data, entries.as_settings(declared))
-    for row in rows:
-        if row.act != IMPORT:
-            out.note(f"{row.name}: {row.act}: {row.reason}")
-        for difference in row.differences:
-            out.note(f"{row.name}: {difference}")
-    return REFUSED if any(row.act == REFUSE for row in rows) else OK
-
-
 def _judged(
-    entry: tables.BeatRow | entries.Unreadable, now: datetime, options: Options
+    entry: periodic_tasks.BeatRow | periodic_tasks.Unreadable, now: datetime, options: Options
 ) -> BeatImportRow:
-    if isinstance(entry, entries.Unreadable):
+    if isinstance(entry, periodic_tasks.Unreadable):
         return BeatImportRow(entry.name, entry.task, REFUSE, entry.reason)
-    durable, before = registry.find(entry.task) is not None, tables.known(entry.name)
+    durable, before = registry.find(entry.task) is not None, periodic_tasks.known(entry.name)
     row = entry if options["of_settings"] else compare.seen_by_beat(entry)
     if durable and (row.exchange is not None or row.routing_key):
         # The queue to which its exchange and routing key lead, if there is one.
@@ -217,10 +217,12 @@ def _judged(
             row = dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
     result = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
     try:
-        tables.refuse_foreign(before)
+        periodic_tasks.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
-        become = tables.imported(row, tables.ImportContext(now, fields, durable, on_redis))
+        become = periodic_tasks.imported(
+            row, periodic_tasks.ImportContext(now, fields, durable, on_redis)
+        )
         interval = become.options.get("interval") if options["of_settings"] else None
         if before is not None and interval is not None and interval == before.interval_seconds:
             # Settings have no last run: another import must not begin to count again.
@@ -230,18 +232,18 @@ def _judged(
         comparison = compare.compared(row, agenda, now)
     except DurableTasksError as refused:
         result.act, result.reason = (
-            OVER if isinstance(refused, tables.BeatRowOver) else REFUSE,
+            OVER if isinstance(refused, periodic_tasks.BeatRowOver) else REFUSE,
             str(refused),
         )
         return result
     result.options, result.here, result.beat = become.options, comparison.here, comparison.beat
     result.differences = (*become.remarks, *comparison.differences)
     if not row.enabled:
-        result.begins = tables.DISABLED
+        result.begins = periodic_tasks.DISABLED
     elif not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
-        result.begins = tables.NOT_ALLOWED
+        result.begins = periodic_tasks.NOT_ALLOWED
     else:
-        result.begins = tables.IN_SHADOW if options["paused"] else "ACTIVE"
+        result.begins = periodic_tasks.IN_SHADOW if options["paused"] else "ACTIVE"
     if before is not None and not row.enabled:
         result.act, result.begins = OURS, str(before.status)
         result.reason = "it was imported and is switched off in beat"
@@ -298,7 +300,7 @@ def shadow(options: Options, out: Output) -> int:
     end = options["to"] or database_now() - tolerance
     if options["watch"]:
         return _watch(options, out, end, tolerance)
-    start = options["from"] or shadow_fires.recorded_since()
+    start = options["from"] or compare.recorded_since()
     if start is None:
         refuse(
             "No fires of Celery beat were recorded: call listener.listen() in the settings of"
@@ -336,9 +338,9 @@ def _compared_fires(
     exist.
     """
     live: list[str] | None = None
-    with suppress(tables.NoBeatTables):
-        live = [row.name for row in tables.rows(options["database"]) if row.enabled]
-    return shadow_fires.compare(start, end, tolerance, names=options["name"] or (), live=live)
+    with suppress(periodic_tasks.NoBeatTables):
+        live = [row.name for row in periodic_tasks.rows(options["database"]) if row.enabled]
+    return compare.shadows(start, end, tolerance, names=options["name"] or (), live=live)
 
 
 def _watch(options: Options, out: Output, start: datetime, tolerance: timedelta) -> int:

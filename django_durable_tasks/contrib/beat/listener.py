@@ -22,7 +22,7 @@ from celery import signals
 from django.utils.module_loading import import_string
 
 _UID = "django_durable_tasks.shadow"
-_RECORD = "django_durable_tasks.contrib.beat.shadow_fires.record_fire"
+_RECORD = "django_durable_tasks.contrib.beat.compare.record_fire"
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.beat import compare
-from django_durable_tasks.contrib.beat.shadow_fires import EARLY, matched
-from django_durable_tasks.contrib.beat.tables import (
+from django_durable_tasks.contrib.beat.compare import EARLY, matched
+from django_durable_tasks.contrib.beat.periodic_tasks import (
     BeatRow,
     Crontab,
     Import,

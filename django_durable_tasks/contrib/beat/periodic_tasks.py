@@ -1,28 +1,38 @@
-"""Reads the tables of django-celery-beat, converts a row to keyword arguments of ``upsert``, and
-imports it.
+"""The periodic tasks of Celery beat: reads the tables of django-celery-beat and the entries of
+``beat_schedule``, converts them to keyword arguments of ``upsert``, and imports them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pprint import pformat
 from typing import Any, ClassVar
 
+from celery import current_app
+from celery.schedules import maybe_schedule
 from django.apps.registry import Apps
 from django.db import IntegrityError, connections, models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import registry
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import Overlap, RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
-from django_durable_tasks.option_values import checked_name
+from django_durable_tasks.option_values import checked_name, seconds
 from django_durable_tasks.schedules import lifecycle
-from django_durable_tasks.schedules.celery_schedules import Fields, cron_keywords
+from django_durable_tasks.schedules.celery_schedules import (
+    Fields,
+    cron_keywords,
+    interval_of,
+    kind_of,
+    texts_of,
+)
 from django_durable_tasks.schedules.options import BEAT, columns
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_names import PLAIN_CELERY_TASK
@@ -183,12 +193,12 @@ def _timing(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[st
         if unit not in _UNITS:
             raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
         anchor = later or row.last_run_at or row.date_changed or setting.now
-        seconds = number * _UNITS[unit]
+        period = number * _UNITS[unit]
         remarks.append(
-            f"INTERVAL: beat counts {seconds:g} s from its last send, so that it drifts; here from"
+            f"INTERVAL: beat counts {period:g} s from its last send, so that it drifts; here from"
             f" {utc_text(anchor)} on, without drift"
         )
-        return {"interval": seconds, "start_time": anchor}
+        return {"interval": period, "start_time": anchor}
     if row.crontab is not None:
         if setting.fields is None:
             raise InvalidSchedule(
@@ -428,6 +438,128 @@ def disable(database: str, names: Iterable[str]) -> int:
             ident=1, defaults={"last_update": database_now()}
         )
     return switched
+
+
+# Reads the entries of ``beat_schedule``: those of CELERY_BEAT_SCHEDULE and of
+# ``add_periodic_task``.
+
+
+_LIMITS = {"time_limit": "timeout", "soft_time_limit": "soft_timeout"}
+_READ = frozenset({*_LIMITS, "queue", "exchange", "routing_key", "priority", "expires", "headers"})
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An entry that cannot be imported, and the reason."""
+
+    name: str
+    task: str
+    reason: str
+
+
+def entries(names: Collection[str] = ()) -> list[BeatRow | Unreadable]:
+    """Return the entries of ``beat_schedule`` of the current app, ordered by name.
+
+    The app is finalized first, so that handlers of ``on_after_configure`` and ``on_after_finalize``
+    have added theirs.
+    """
+    current_app.finalize()
+    schedule: Mapping[Any, Any] = current_app.conf.beat_schedule or {}
+    read: list[BeatRow | Unreadable] = []
+    for name, entry in schedule.items():
+        if names and name not in names:
+            continue
+        task = str(entry.get("task", "")) if isinstance(entry, Mapping) else ""
+        try:
+            if not isinstance(entry, Mapping) or not task:
+                raise InvalidSchedule(
+                    f"An entry is a dict with task and schedule, not {entry!r:.80}."
+                )
+            read.append(_row_of_entry(str(name), task, entry))
+        except DurableTasksError as refused:
+            read.append(Unreadable(str(name), task, str(refused)))
+    return sorted(read, key=lambda entry: entry.name)
+
+
+def _row_of_entry(name: str, task: str, entry: Mapping[str, Any]) -> BeatRow:
+    value: Any = entry.get("schedule")
+    schedule = value
+    if isinstance(value, float | int | timedelta):
+        schedule = maybe_schedule(value, app=current_app)
+    kind = kind_of(schedule)
+    timing: dict[str, Any]
+    if kind == "crontab":
+        minute, hour, day, month, weekday = texts_of(schedule)
+        zone = str(current_app.timezone)
+        timing = {"crontab": Crontab(minute, hour, day, month, weekday, zone)}
+    elif kind == "solar":
+        timing = {"solar": (schedule.event, float(schedule.lat), float(schedule.lon))}
+    elif kind is None:
+        raise InvalidSchedule(f"Its schedule is {value!r:.80}, which is none of Celery.")
+    else:
+        every, second = interval_of(schedule), timedelta(seconds=1)
+        timing = {"interval": (every // second, "seconds")}
+        if every % second:
+            timing = {"interval": (every // _MICROSECOND, "microseconds")}
+    options = {
+        option: value
+        for option, value in (entry.get("options") or {}).items()
+        if value is not None and value != ""
+    }
+    expires = options.get("expires")
+    at = expires if isinstance(expires, datetime) else None
+    if at is not None and at.tzinfo is None:
+        at = at.replace(tzinfo=current_app.timezone)
+    registered = registry.find(task)
+    args, kwargs = tuple(entry.get("args") or ()), dict(entry.get("kwargs") or {})
+    if registered is not None and registered.types is not None:
+        args, kwargs = registered.types.to_json(registered.options.name, args, kwargs)
+    return BeatRow(
+        name=name,
+        task=task,
+        **timing,
+        args=_written("args", list(args)),
+        kwargs=_written("kwargs", kwargs),
+        headers=_written("headers", dict(options.get("headers") or {})),
+        queue=getattr(options.get("queue"), "name", options.get("queue")),
+        exchange=getattr(options.get("exchange"), "name", options.get("exchange")),
+        routing_key=options.get("routing_key"),
+        priority=options.get("priority"),
+        expires=None if at is None else at.astimezone(UTC),
+        expire_seconds=(
+            None if expires is None or at is not None else round(seconds("expires", expires))
+        ),
+        limits={ours: options[name] for name, ours in _LIMITS.items() if name in options},
+        dropped=tuple(sorted(options.keys() - _READ)),
+    )
+
+
+def _written(what: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidSchedule(f"Its {what} are not JSON: {error}.") from None
+
+
+def as_settings(schedules: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Return the text of ``DURABLE_TASKS["SCHEDULES"]`` with these names, tasks and keywords.
+
+    The start of an interval is left out: it is the time of the first sync.
+    """
+    declared = {
+        name: {
+            "task": task,
+            **{
+                keyword: value
+                for keyword, value in keywords.items()
+                if value not in ("", [], {}) and keyword != "start_time"
+            },
+        }
+        for name, task, keywords in schedules
+    }
+    text = pformat({"SCHEDULES": declared}, width=100, sort_dicts=False)
+    imports = "import datetime\n\n" if "datetime." in text else ""
+    return f"{imports}DURABLE_TASKS = {text}"
 
 
 # Imports the periodic tasks of another scheduler: one transaction per schedule. A repeated import
