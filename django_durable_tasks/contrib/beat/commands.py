@@ -220,24 +220,22 @@ def _judged(
         periodic_tasks.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
-        become = periodic_tasks.imported(
-            row, periodic_tasks.ImportContext(now, fields, durable, on_redis)
+        keywords, remarks = periodic_tasks.imported(
+            row, now, fields, durable=durable, on_redis=on_redis
         )
-        interval = become.options.get("interval") if options["of_settings"] else None
+        interval = keywords.get("interval") if options["of_settings"] else None
         if before is not None and interval is not None and interval == before.interval_seconds:
             # Settings have no last run: another import must not begin to count again.
-            become.options["start_time"] = before.start_time
-        values = {"start_time": now, **columns(row.name, become.options)}
+            keywords["start_time"] = before.start_time
+        values = {"start_time": now, **columns(row.name, keywords)}
         agenda = agenda_from(RecurringTask(name=row.name, **values), None)
         comparison = compare.compared(row, agenda, now)
     except DurableTasksError as refused:
-        result.act, result.reason = (
-            OVER if isinstance(refused, periodic_tasks.BeatRowOver) else REFUSE,
-            str(refused),
-        )
+        result.act = OVER if isinstance(refused, periodic_tasks.BeatRowOver) else REFUSE
+        result.reason = str(refused)
         return result
-    result.options, result.here, result.beat = become.options, comparison.here, comparison.beat
-    result.differences = (*become.remarks, *comparison.differences)
+    result.options, result.here, result.beat = keywords, comparison.here, comparison.beat
+    result.differences = (*remarks, *comparison.differences)
     if not row.enabled:
         result.begins = periodic_tasks.DISABLED
     elif not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:

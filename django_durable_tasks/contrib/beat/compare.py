@@ -249,17 +249,13 @@ def _some(times: Sequence[datetime]) -> str:
 EARLY = timedelta(seconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class FireMatch:
-    """Fire times with their lags (seconds that beat was late), and the fires of one side only."""
-
-    lags: dict[datetime, float]
-    only_here: list[datetime]
-    only_beat: list[datetime]
-
-
-def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta) -> FireMatch:
-    """Pair fire times with fires of beat one to one; ``tolerance`` is the longest lag."""
+def matched(
+    here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta
+) -> tuple[dict[datetime, float], list[datetime], list[datetime]]:
+    """Pair fire times with fires of beat one to one; ``tolerance`` is the longest lag. Return the
+    pairs as fire times with their lags (seconds that beat was late), and what has no pair: the fire
+    times here, and the fires of beat.
+    """
     lags: dict[datetime, float] = {}
     only_beat = []
     for fire in beat:
@@ -268,7 +264,7 @@ def matched(here: Sequence[datetime], beat: Sequence[datetime], tolerance: timed
             only_beat.append(fire)
         else:
             lags[here[last]] = (fire - here[last]).total_seconds()
-    return FireMatch(lags, [at for at in here if at not in lags], only_beat)
+    return lags, [at for at in here if at not in lags], only_beat
 
 
 # The recorded fires of beat, and those that this package would have created meanwhile, including
@@ -386,15 +382,11 @@ def _shadow(
         return Shadow(name, 0, [], fired_at, None, None, str(error))
     remark = ""
     if len(here) > MOST:
-        here, remark = (
-            here[:MOST],
-            f"more than {MOST:,} fires: only the first were compared, narrow the range",
-        )
+        remark = f"more than {MOST:,} fires: only the first were compared, narrow the range"
+        here = here[:MOST]
         end = here[-1]
-    match = matched(here, fired_at, tolerance)
-    lags = sorted(lag for at, lag in match.lags.items() if begin <= at <= end)
+    lag_of, only_here, only_beat = matched(here, fired_at, tolerance)
+    lags = sorted(lag for at, lag in lag_of.items() if begin <= at <= end)
     median, most = (lags[len(lags) // 2], lags[-1]) if lags else (None, None)
-    here, beat = (
-        [at for at in alone if begin <= at <= end] for alone in (match.only_here, match.only_beat)
-    )
+    here, beat = ([at for at in side if begin <= at <= end] for side in (only_here, only_beat))
     return Shadow(name, len(lags), here, beat, median, most, remark)

@@ -35,7 +35,6 @@ from django_durable_tasks.schedules.celery_schedules import (
 )
 from django_durable_tasks.schedules.options import BEAT, columns
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
 # Converts a row of django-celery-beat to keyword arguments of ``upsert``, with the differences and
 # their reasons.
@@ -107,43 +106,59 @@ class BeatRow:
     """Options of an entry of ``beat_schedule`` that have no counterpart here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
-    """The result of the conversion: the task and keyword arguments of ``upsert``, and remarks on
-    the differences.
+def imported(
+    row: BeatRow, now: datetime, fields: Fields | None, *, durable: bool, on_redis: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the keyword arguments of ``upsert`` for the row, and remarks on the differences.
+
+    Raises BeatRowOver for a row that will not run again, InvalidSchedule for an invalid one.
+
+    ``fields``: Celery's numbers of the crontab. ``durable``: the row's task is a durable task.
+    ``on_redis``: beat sends to Redis, which orders priorities the other way.
     """
-
-    task: str
-    options: dict[str, Any]
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ImportContext:
-    """Further input: the current time, Celery's numbers of the crontab, whether the task is
-    durable, and the broker.
-    """
-
-    now: datetime
-    fields: Fields | None
-    durable: bool
-    on_redis: bool
-
-
-def imported(row: BeatRow, setting: ImportContext) -> Import:
-    """Return the conversion of the row; raises Over for a row that will not run again,
-    InvalidSchedule for an invalid one.
-    """
-    if row.expires is not None and row.expires <= setting.now:
+    if row.expires is not None and row.expires <= now:
         raise BeatRowOver(f"It expired at {utc_text(row.expires)}; beat would switch it off.")
     if row.one_off and row.total_run_count > 0:
         raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
-    if row.clocked is not None and row.clocked <= setting.now:
+    if row.clocked is not None and row.clocked <= now:
         effect = "would run it at its next start" if row.enabled else "has switched it off"
         raise BeatRowOver(f"Its time, {utc_text(row.clocked)}, has passed; beat {effect}.")
     remarks: list[str] = []
     options: dict[str, Any] = {"overlap": Overlap.ALLOW.value, "description": row.description[:500]}
-    options |= _timing(row, setting, remarks)
+    later = row.start_time if row.start_time is not None and row.start_time > now else None
+    start = {"start_time": later} if later else {}
+    if row.interval is not None:
+        number, unit = row.interval
+        if unit not in _UNITS:
+            raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
+        anchor = later or row.last_run_at or row.date_changed or now
+        period = number * _UNITS[unit]
+        remarks.append(
+            f"INTERVAL: beat counts {period:g} s from its last send, so that it drifts; here from"
+            f" {utc_text(anchor)} on, without drift"
+        )
+        options |= {"interval": period, "start_time": anchor}
+    elif row.crontab is not None:
+        if fields is None:
+            raise InvalidSchedule(
+                f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
+            )
+        keywords = cron_keywords(row.crontab.texts, fields)
+        if "rrule" in keywords:
+            remarks.append(
+                "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as"
+                " a recurrence rule, which requires both"
+            )
+        options |= keywords | {"timezone": row.crontab.timezone} | start
+    elif row.solar is not None:
+        event, latitude, longitude = row.solar
+        options |= {"solar": event, "latitude": latitude, "longitude": longitude} | start
+    elif row.clocked is not None:
+        options["at"] = [row.clocked]
+    else:
+        raise InvalidSchedule(
+            "It has no interval, crontab, solar or clocked schedule; beat does not run it either."
+        )
     if row.one_off or row.clocked is not None:
         options["max_runs"] = 1
     if row.expires is not None:
@@ -155,15 +170,15 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
     if row.expire_seconds is not None:
         options["expires_in"] = float(row.expire_seconds)
     args, kwargs = _json(row, "args", list), _json(row, "kwargs", dict)
-    if not setting.durable:
+    if not durable:
         sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": _message(row)}
-        return Import(PLAIN_CELERY_TASK, options | {"args": [], "kwargs": sent}, tuple(remarks))
+        return options | {"args": [], "kwargs": sent}, remarks
     options |= {"args": args, "kwargs": kwargs} | ({"queue": row.queue} if row.queue else {})
     if row.priority is not None:
         priority = row.priority
-        ours = max(0, _HIGHEST - priority) if setting.on_redis else min(priority, _HIGHEST)
+        ours = max(0, _HIGHEST - priority) if on_redis else min(priority, _HIGHEST)
         if ours != priority:
-            order = "its lowest number first" if setting.on_redis else "its highest number first"
+            order = "its lowest number first" if on_redis else "its highest number first"
             remarks.append(
                 f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
             )
@@ -179,46 +194,7 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
             f"MESSAGE: not kept, because a durable task has a queue and no message of its own:"
             f" {', '.join(dropped)}"
         )
-    return Import(row.task, options, tuple(remarks))
-
-
-# Schedule -----------------------------------------------------------------------------------------
-
-
-def _timing(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
-    later = row.start_time if row.start_time is not None and row.start_time > setting.now else None
-    start = {"start_time": later} if later else {}
-    if row.interval is not None:
-        number, unit = row.interval
-        if unit not in _UNITS:
-            raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
-        anchor = later or row.last_run_at or row.date_changed or setting.now
-        period = number * _UNITS[unit]
-        remarks.append(
-            f"INTERVAL: beat counts {period:g} s from its last send, so that it drifts; here from"
-            f" {utc_text(anchor)} on, without drift"
-        )
-        return {"interval": period, "start_time": anchor}
-    if row.crontab is not None:
-        if setting.fields is None:
-            raise InvalidSchedule(
-                f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
-            )
-        keywords = cron_keywords(row.crontab.texts, setting.fields)
-        if "rrule" in keywords:
-            remarks.append(
-                "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as"
-                " a recurrence rule, which requires both"
-            )
-        return keywords | {"timezone": row.crontab.timezone} | start
-    if row.solar is not None:
-        event, latitude, longitude = row.solar
-        return {"solar": event, "latitude": latitude, "longitude": longitude} | start
-    if row.clocked is not None:
-        return {"at": [row.clocked]}
-    raise InvalidSchedule(
-        "It has no interval, crontab, solar or clocked schedule; beat does not run it either."
-    )
+    return options, remarks
 
 
 # Task and options ---------------------------------------------------------------------------------
@@ -427,19 +403,6 @@ def _row(row: dict[str, Any], schedules: dict[str, dict[int, dict[str, Any]]]) -
     )
 
 
-def disable(database: str, names: Iterable[str]) -> int:
-    """Disable these periodic tasks, and make a running beat read its tables again; return their
-    number.
-    """
-    queryset = _PeriodicTask._base_manager.using(database).filter(name__in=set(names), enabled=True)
-    switched = queryset.update(enabled=False)
-    if switched:
-        _Changed._base_manager.using(database).update_or_create(
-            ident=1, defaults={"last_update": database_now()}
-        )
-    return switched
-
-
 # Reads the entries of ``beat_schedule``: those of CELERY_BEAT_SCHEDULE and of
 # ``add_periodic_task``.
 
@@ -611,7 +574,12 @@ def take_over(
             with recorded("installation.import_beat"):
                 row = _take(name, values, hold)
                 if disable_in is not None and row.status == RecurringStatus.ACTIVE:
-                    disable(disable_in, [name])
+                    # A running beat reads its tables again when the row of _Changed changes.
+                    in_beat = _PeriodicTask._base_manager.using(disable_in)
+                    if in_beat.filter(name=name, enabled=True).update(enabled=False):
+                        _Changed._base_manager.using(disable_in).update_or_create(
+                            ident=1, defaults={"last_update": database_now()}
+                        )
                 return row
         except IntegrityError as taken:  # another import created it concurrently: change it
             lost = taken
