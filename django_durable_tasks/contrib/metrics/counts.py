@@ -27,8 +27,7 @@ from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
 from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.metrics.models import MetricMinute
-from django_durable_tasks.contrib.metrics.series import (
+from django_durable_tasks.contrib.metrics.models import (
     ALL_TENANTS,
     DELAYS,
     MINUTE,
@@ -37,6 +36,7 @@ from django_durable_tasks.contrib.metrics.series import (
     CountedDurations,
     Duration,
     MetricKind,
+    MetricMinute,
     SeriesKey,
     Span,
     minute_of,

@@ -30,7 +30,7 @@ from django_durable_tasks.choices import FireOutcome, LogStatus
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.cluster.status import is_silent, recent_clock_step
 from django_durable_tasks.contrib.metrics.counts import read_totals, settled_until
-from django_durable_tasks.contrib.metrics.series import (
+from django_durable_tasks.contrib.metrics.models import (
     ALL_TENANTS,
     BUCKETS,
     OTHER,

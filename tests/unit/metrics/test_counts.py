@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.contrib.metrics.charts import PERIODS, ChartPoint, chart_points, quantile
+from django_durable_tasks.contrib.metrics.admin import PERIODS, ChartPoint, chart_points, quantile
 from django_durable_tasks.contrib.metrics.counts import is_due
 from django_durable_tasks.contrib.metrics.exposition import (
     QueueGauge,
     busiest_queues,
     fullest_limits,
 )
-from django_durable_tasks.contrib.metrics.series import (
+from django_durable_tasks.contrib.metrics.models import (
     BUCKETS,
     DELAYS,
     MINUTE,
