@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils.module_loading import import_string
-
 from django_durable_tasks import conf, optional_apps, ports
-
-# Imported on use, because it needs the extra [metrics].
-_EXPOSITION = "django_durable_tasks.contrib.metrics.exposition."
 
 
 class MetricsConfig(optional_apps.OptionalAppConfig):
@@ -36,7 +31,11 @@ class MetricsConfig(optional_apps.OptionalAppConfig):
         )
         ended_without_attempt.connect(counts.record_endings, dispatch_uid=self.label)
         retention.register_hold(counts.settled_until)
-        if _traces_are_wanted():
+        try:
+            traces_are_wanted = conf.settings().TRACES
+        except conf.InvalidSetting:
+            return  # the check E001 reports it
+        if traces_are_wanted:
             try:
                 from django_durable_tasks.contrib.metrics.tracing import OpenTelemetryTraces
             except ImportError as error:
@@ -49,18 +48,15 @@ class MetricsConfig(optional_apps.OptionalAppConfig):
         """Return the metrics and their content type, in the format that ``Accept`` asks for.
         Raises ImportError without the extra [metrics].
         """
-        written: tuple[bytes, str] = import_string(_EXPOSITION + "written")(accept)
-        return written
+        # Imported on use, because it needs the extra.
+        from django_durable_tasks.contrib.metrics.exposition import written
+
+        return written(accept)
 
     def server(self, host: str, port: int) -> Any:
         """Return a server of the metrics, not started. Raises ImportError without the extra
         [metrics], and OSError if the address cannot be bound.
         """
-        return import_string(_EXPOSITION + "MetricsServer")(host, port)
+        from django_durable_tasks.contrib.metrics.exposition import MetricsServer
 
-
-def _traces_are_wanted() -> bool:
-    try:
-        return conf.settings().TRACES
-    except conf.InvalidSetting:
-        return False  # the check E001 reports it
+        return MetricsServer(host, port)

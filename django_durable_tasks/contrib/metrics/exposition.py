@@ -42,7 +42,6 @@ from django_durable_tasks.contrib.metrics.models import (
 )
 from django_durable_tasks.limits import config, waitlist
 from django_durable_tasks.limits.scopes import EACH_TENANT
-from django_durable_tasks.limits.waitlist import Usage
 from django_durable_tasks.models import Node, SchedulerLease
 from django_durable_tasks.models.cluster import lease_name
 from django_durable_tasks.models.fields import DatabaseNow
@@ -442,10 +441,18 @@ def read_gauges() -> Gauges:
         if node.skew is not None and abs(node.skew) >= abs(skews.get(node.kind, 0.0)):
             skews[node.kind] = node.skew
     noticed = recent_clock_step(alive, now)
-    used, most = waitlist.count_usage(), SERIES_MAX
+    used = waitlist.count_usage()
     limit_config = config.read()
+    open_tasks = {
+        queue: QueueGauge(pending, due, max(0.0, (now - head).total_seconds()) if due else 0.0)
+        for queue, pending, due, head in queues.waiting(now)
+    }
+    for queue, tenants in list(used.of_tenants.items()):
+        queued = used.window(queue)
+        published = QueueGauge(queued=queued, running=tenants.total() - queued)
+        open_tasks[queue] = open_tasks.get(queue, QueueGauge()).plus(published)
     return Gauges(
-        queues=busiest_queues(_queues(now, used), most),
+        queues=busiest_queues(open_tasks, SERIES_MAX),
         term=term,
         is_led=expires_at is not None and expires_at > now,
         nodes=Counter((node.kind, _state(node, now)) for node in alive),
@@ -457,23 +464,11 @@ def read_gauges() -> Gauges:
                 for scope, allowed in sorted(limit_config.scopes.items())
                 if allowed.places is not None and scope != EACH_TENANT
             },
-            most,
+            SERIES_MAX,
         ),
         dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
         settled_age=(now - settled).total_seconds() if settled else 0.0,
     )
-
-
-def _queues(now: datetime, used: Usage) -> dict[str, QueueGauge]:
-    gauges = {
-        queue: QueueGauge(pending, due, max(0.0, (now - head).total_seconds()) if due else 0.0)
-        for queue, pending, due, head in queues.waiting(now)
-    }
-    for queue, tenants in list(used.of_tenants.items()):
-        queued = used.window(queue)
-        open_tasks = QueueGauge(queued=queued, running=tenants.total() - queued)
-        gauges[queue] = gauges.get(queue, QueueGauge()).plus(open_tasks)
-    return gauges
 
 
 def _state(node: Node, now: datetime) -> str:

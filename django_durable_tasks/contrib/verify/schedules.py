@@ -45,25 +45,23 @@ def wrong_plans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     schedules = list(rows)
     calendars = calendars_of(schedules)
     for row in schedules:
-        try:
-            finding = _wrong_plan(row, calendars, context.now)
-        except DurableTasksError as broken:
-            text = "a timetable that can fire"
-            finding = Finding(row.pk, "timetable", str(broken), text, _ADVICE, repair="")
+        if row.watermark_at > context.now + timedelta(seconds=PATIENCE):
+            right = "not after now: fire times before it would never run"
+            yield Finding(row.pk, "watermark_at", row.watermark_at, right)
+            continue
+        following = None
+        if row.status == RecurringStatus.ACTIVE:
+            if row.tzdata_version != tzdata_version():
+                continue  # the leader recomputes it with its own release of tzdata
+            try:
+                following = _following(row, calendars)
+            except DurableTasksError as broken:
+                right = "a timetable that can fire"
+                yield Finding(row.pk, "timetable", str(broken), right, _ADVICE, repair="")
+                continue
+        finding = wrong_next_run(row, following, context.now)
         if finding is not None:
             yield finding
-
-
-def _wrong_plan(row: RecurringTask, calendars: Calendars, now: datetime) -> Finding | None:
-    if row.watermark_at > now + timedelta(seconds=PATIENCE):
-        right = "not after now: fire times before it would never run"
-        return Finding(row.pk, "watermark_at", row.watermark_at, right)
-    following = None
-    if row.status == RecurringStatus.ACTIVE:
-        if row.tzdata_version != tzdata_version():
-            return None  # the leader recomputes it with its own release of tzdata
-        following = _following(row, calendars)
-    return wrong_next_run(row, following, now)
 
 
 def wrong_next_run(row: RecurringTask, following: datetime | None, now: datetime) -> Finding | None:
