@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.contrib.notifications.events import QuietHours, period_end
 from django_durable_tasks.contrib.notifications.messages import (
     EventFacts,
     NotificationContent,
+    QuietHours,
     check_together,
     checked_config,
     checked_values,
     email_text,
     http_body,
     merged_config,
+    period_end,
     shown_config,
     slack_body,
     subject_of,

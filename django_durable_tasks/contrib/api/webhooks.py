@@ -21,7 +21,7 @@ from typing import (
 )
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.contrib.notifications.events import DATA_OF, EventMessage, Format
+from django_durable_tasks.contrib.notifications.messages import DATA_OF, EventMessage, Format
 from django_durable_tasks.targets.answers import BACKOFF
 from django_durable_tasks.targets.http_request import OPTIONAL_HEADERS, SENT_HEADERS
 

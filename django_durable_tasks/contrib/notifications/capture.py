@@ -17,14 +17,7 @@ from django.dispatch import receiver
 
 from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.choices import EventType, Status
-from django_durable_tasks.contrib.notifications.events import (
-    OF_TRANSITION,
-    EndpointEventData,
-    FireEventData,
-    OccurredEvent,
-    QuotaEventData,
-    RetryingTaskData,
-)
+from django_durable_tasks.contrib.notifications import messages
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.scopes import Allowance
@@ -81,12 +74,14 @@ class Subscriptions:
         """The tenants that have a setting."""
         return frozenset(self._by_tenant)
 
-    def may_select(self, event: OccurredEvent) -> bool:
+    def may_select(self, event: messages.OccurredEvent) -> bool:
         """Return whether a setting selects this event, whatever its schedule."""
         settings = self._by_tenant.get(event.tenant_id, ())
         return any(setting.selected(event, any_schedule=True) for setting in settings)
 
-    def selecting(self, event: OccurredEvent) -> list[tuple[NotificationSetting, EventType]]:
+    def selecting(
+        self, event: messages.OccurredEvent
+    ) -> list[tuple[NotificationSetting, EventType]]:
         """Return the settings that select an event, each with the type of its message."""
         settings = self._by_tenant.get(event.tenant_id, ())
         return [(setting, kind) for setting in settings if (kind := setting.selected(event))]
@@ -247,7 +242,7 @@ def _failed(error: Exception) -> None:
     process_state.of(CaptureHealth).failed(error)
 
 
-def record_events(enabled: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
+def record_events(enabled: Subscriptions, occurred: Iterable[messages.OccurredEvent]) -> None:
     """Insert the events that the subscriptions select. Raises the errors of the database."""
     now = estimated_now()
     rows: list[dict[str, Any]] = [
@@ -281,7 +276,7 @@ def _insert_in_one_statement(rows: list[dict[str, Any]]) -> None:
 
 # Transitions of tasks.
 
-_OF_SUCCESS = OF_TRANSITION["succeed", Status.SUCCESS]
+_OF_SUCCESS = messages.OF_TRANSITION["succeed", Status.SUCCESS]
 _COLUMNS = (
     *("pk", "tenant_id", "name", "queue", "recurring_task__name", "attempts", "max_attempts"),
     *("last_error", "due_at"),
@@ -304,7 +299,7 @@ class TransitionRecorder:
         """Record the events of tasks that have changed to this status. Of ``runs``, which have
         succeeded, tasks are read only for the names of their schedules.
         """
-        types = OF_TRANSITION.get((transition, status), ())
+        types = messages.OF_TRANSITION.get((transition, status), ())
         enabled = _selecting(types)
         if enabled is None:
             return
@@ -325,14 +320,14 @@ def _selectable(enabled: Subscriptions, runs: Sequence[Run]) -> list[Run]:
         for run in runs
         if run.name not in OWN_TASKS
         and enabled.may_select(
-            OccurredEvent(
+            messages.OccurredEvent(
                 types=_OF_SUCCESS, tenant_id=run.tenant_id, task_name=run.name, queue=run.queue
             )
         )
     ]
 
 
-def _of_runs(enabled: Subscriptions, runs: Sequence[Run]) -> Iterator[OccurredEvent]:
+def _of_runs(enabled: Subscriptions, runs: Sequence[Run]) -> Iterator[messages.OccurredEvent]:
     scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
     if scheduled:
         yield from _of_tasks(enabled, _OF_SUCCESS, Status.SUCCESS, scheduled)
@@ -355,7 +350,7 @@ def _of_tasks(
     types: Sequence[EventType],
     status: Status,
     task_ids: Sequence[uuid.UUID],
-) -> Iterator[OccurredEvent]:
+) -> Iterator[messages.OccurredEvent]:
     changed = tables.tasks().filter(status=status, tenant_id__in=sorted(enabled.tenants))
     for first in range(0, len(task_ids), _TOGETHER):
         page = changed.filter(pk__in=list(task_ids[first : first + _TOGETHER]))
@@ -364,9 +359,11 @@ def _of_tasks(
                 yield _of_task(types, status, row)
 
 
-def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any]) -> OccurredEvent:
+def _of_task(
+    types: Sequence[EventType], status: Status, row: Mapping[str, Any]
+) -> messages.OccurredEvent:
     schedule = row["recurring_task__name"] or ""
-    data: RetryingTaskData = {
+    data: messages.RetryingTaskData = {
         "task_id": str(row["pk"]),
         "task_name": row["name"],
         "queue": row["queue"],
@@ -380,7 +377,7 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
         data["error"] = shortened(text_for_tenants(error), _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
         data["next_attempt_at"] = _instant(row["due_at"])
-    return OccurredEvent(
+    return messages.OccurredEvent(
         types=types,
         tenant_id=row["tenant_id"],
         task_name=row["name"],
@@ -418,8 +415,8 @@ def record_fires(
             )
 
 
-def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
-    data: FireEventData = {
+def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> messages.OccurredEvent:
+    data: messages.FireEventData = {
         "schedule_id": str(row.pk),
         "schedule": row.name,
         "task_name": row.task,
@@ -431,7 +428,7 @@ def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> Occurre
         data["last_fire_time"] = _instant(entry.last_fire_time)
     if entry.task_id is not None:
         data["task_id"] = str(entry.task_id)
-    return OccurredEvent(
+    return messages.OccurredEvent(
         types=(kind,),
         tenant_id=row.tenant_id,
         task_name=row.task,
@@ -459,8 +456,8 @@ def record_endpoint(*, change: str, endpoint: str, reason: str, run: Run, **_: A
     if enabled is None:
         return
     shown = endpoint.removeprefix(f"{run.tenant_id}:")
-    data: EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
-    event = OccurredEvent(
+    data: messages.EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
+    event = messages.OccurredEvent(
         types=(kind,),
         tenant_id=run.tenant_id,
         task_name=run.name,
@@ -509,8 +506,8 @@ def record_quota(*, sender: Any, tenant_id: int, quota: str, detail: str, **_: A
     if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
         return
     types = (EventType.QUOTA_REACHED,)
-    data: QuotaEventData = {"quota": quota, "detail": detail}
-    event = OccurredEvent(types=types, tenant_id=tenant_id, shown_as=quota, data=data)
+    data: messages.QuotaEventData = {"quota": quota, "detail": detail}
+    event = messages.OccurredEvent(types=types, tenant_id=tenant_id, shown_as=quota, data=data)
     enabled = _selecting(types)
     if enabled is None or not enabled.selecting(event):
         return

@@ -28,12 +28,6 @@ from django_durable_tasks.contrib.notifications.capture import (
     settings_rows,
     subscriptions,
 )
-from django_durable_tasks.contrib.notifications.events import (
-    AlertData,
-    AlertKind,
-    NotificationTestData,
-    OccurredEvent,
-)
 from django_durable_tasks.contrib.notifications.models import (
     Alert,
     NotificationEvent,
@@ -556,7 +550,7 @@ def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
 def create_test(setting: NotificationSetting) -> uuid.UUID:
     """Create the delivery of a test message; return the id of its task."""
     delivery = uuid.uuid4()
-    data: NotificationTestData = {"setting": setting.name, "sent_by": current_actor().by}
+    data: messages.NotificationTestData = {"setting": setting.name, "sent_by": current_actor().by}
     event = NotificationEvent(
         setting_id=setting.pk,
         type=EventType.TEST,
@@ -688,10 +682,14 @@ def open_alerts(limit: int) -> list[Alert]:
     return list(tables.unguarded(Alert).order_by("pk")[:limit])
 
 
-def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEvent:
-    data: AlertData = {"alert": AlertKind(kind), "subject": subject, "detail": detail}
-    queue = subject if kind == AlertKind.QUEUE_WITHOUT_WORKER else ""
-    return OccurredEvent(
+def _event(type_: EventType, kind: str, subject: str, detail: str) -> messages.OccurredEvent:
+    data: messages.AlertData = {
+        "alert": messages.AlertKind(kind),
+        "subject": subject,
+        "detail": detail,
+    }
+    queue = subject if kind == messages.AlertKind.QUEUE_WITHOUT_WORKER else ""
+    return messages.OccurredEvent(
         types=(type_,),
         tenant_id=DEFAULT_TENANT_ID,
         queue=queue,
@@ -754,8 +752,8 @@ def _skewed_clocks(now: datetime) -> Iterator[tuple[str, str]]:
 
 
 _CHECKS = {
-    AlertKind.DEAD_LETTERS: _dead_letters,
-    AlertKind.SCHEDULE_OVERDUE: _overdue_schedules,
-    AlertKind.QUEUE_WITHOUT_WORKER: _queues_without_worker,
-    AlertKind.CLOCK_SKEW: _skewed_clocks,
+    messages.AlertKind.DEAD_LETTERS: _dead_letters,
+    messages.AlertKind.SCHEDULE_OVERDUE: _overdue_schedules,
+    messages.AlertKind.QUEUE_WITHOUT_WORKER: _queues_without_worker,
+    messages.AlertKind.CLOCK_SKEW: _skewed_clocks,
 }

@@ -12,8 +12,12 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import DEFAULT_TENANT_ID, FLAGS, DeliveryType, EventType
-from django_durable_tasks.contrib.notifications.events import OccurredEvent, QuietHours, period_end
-from django_durable_tasks.contrib.notifications.messages import shown_config
+from django_durable_tasks.contrib.notifications.messages import (
+    OccurredEvent,
+    QuietHours,
+    period_end,
+    shown_config,
+)
 from django_durable_tasks.models.fields import (
     EncryptedJSONField,
     ExactCharField,
