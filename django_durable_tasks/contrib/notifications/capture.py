@@ -307,10 +307,24 @@ class TransitionRecorder:
         if runs and not selectable:
             return
         with _guarded():
-            if runs:
-                record_events(enabled, _of_runs(enabled, selectable))
-            else:
+            if not runs:
                 record_events(enabled, _of_tasks(enabled, types, status, task_ids))
+                return
+            scheduled = [run.task_id for run in selectable if run.recurring_task_id is not None]
+            events = [] if not scheduled else list(_of_tasks(enabled, types, status, scheduled))
+            for run in selectable:
+                if run.recurring_task_id is None:
+                    row = {
+                        "pk": run.task_id,
+                        "tenant_id": run.tenant_id,
+                        "name": run.name,
+                        "queue": run.queue,
+                        "recurring_task__name": None,
+                        "attempts": run.attempt,
+                        "max_attempts": run.max_attempts,
+                    }
+                    events.append(_of_task(types, status, row))
+            record_events(enabled, events)
 
 
 def _selectable(enabled: Subscriptions, runs: Sequence[Run]) -> list[Run]:
@@ -325,24 +339,6 @@ def _selectable(enabled: Subscriptions, runs: Sequence[Run]) -> list[Run]:
             )
         )
     ]
-
-
-def _of_runs(enabled: Subscriptions, runs: Sequence[Run]) -> Iterator[messages.OccurredEvent]:
-    scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
-    if scheduled:
-        yield from _of_tasks(enabled, _OF_SUCCESS, Status.SUCCESS, scheduled)
-    for run in runs:
-        if run.recurring_task_id is None:
-            row = {
-                "pk": run.task_id,
-                "tenant_id": run.tenant_id,
-                "name": run.name,
-                "queue": run.queue,
-                "recurring_task__name": None,
-                "attempts": run.attempt,
-                "max_attempts": run.max_attempts,
-            }
-            yield _of_task(_OF_SUCCESS, Status.SUCCESS, row)
 
 
 def _of_tasks(
@@ -401,42 +397,39 @@ def record_fires(
 ) -> None:
     """Record the missed and late fire times of a tick, in its transaction."""
     enabled = _selecting((EventType.MISSED, EventType.LATE))
-    if enabled is not None:
-        with _guarded():
-            record_events(
-                enabled,
-                [
-                    _of_fire(row, entry, kind)
-                    for kind, entries in ((EventType.MISSED, missed), (EventType.LATE, late))
-                    for entry in entries
-                    if (row := schedules.get(entry.recurring_task_id)) is not None
-                    and row.task not in OWN_TASKS
-                ],
-            )
-
-
-def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> messages.OccurredEvent:
-    data: messages.FireEventData = {
-        "schedule_id": str(row.pk),
-        "schedule": row.name,
-        "task_name": row.task,
-        "fire_time": _instant(entry.fire_time),
-        "count": entry.count,
-        "reason": entry.reason,
-    }
-    if entry.last_fire_time is not None:
-        data["last_fire_time"] = _instant(entry.last_fire_time)
-    if entry.task_id is not None:
-        data["task_id"] = str(entry.task_id)
-    return messages.OccurredEvent(
-        types=(kind,),
-        tenant_id=row.tenant_id,
-        task_name=row.task,
-        queue=row.queue,
-        schedule=row.name,
-        shown_as=row.name,
-        data=data,
-    )
+    if enabled is None:
+        return
+    with _guarded():
+        events = []
+        for kind, entries in ((EventType.MISSED, missed), (EventType.LATE, late)):
+            for entry in entries:
+                row = schedules.get(entry.recurring_task_id)
+                if row is None or row.task in OWN_TASKS:
+                    continue
+                data: messages.FireEventData = {
+                    "schedule_id": str(row.pk),
+                    "schedule": row.name,
+                    "task_name": row.task,
+                    "fire_time": _instant(entry.fire_time),
+                    "count": entry.count,
+                    "reason": entry.reason,
+                }
+                if entry.last_fire_time is not None:
+                    data["last_fire_time"] = _instant(entry.last_fire_time)
+                if entry.task_id is not None:
+                    data["task_id"] = str(entry.task_id)
+                events.append(
+                    messages.OccurredEvent(
+                        types=(kind,),
+                        tenant_id=row.tenant_id,
+                        task_name=row.task,
+                        queue=row.queue,
+                        schedule=row.name,
+                        shown_as=row.name,
+                        data=data,
+                    )
+                )
+        record_events(enabled, events)
 
 
 def _instant(value: datetime) -> str:
@@ -483,18 +476,7 @@ class RecentQuotaEvents:
     """When tenants had their last event of a quota, as this process read it."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, str], datetime] = {}
-
-    def has(self, tenant_id: int, quota: str, now: datetime) -> bool:
-        """Return whether an event of the last hour is known."""
-        last = self._last.get((tenant_id, quota))
-        return last is not None and abs(now - last) < _PERIOD
-
-    def remember(self, tenant_id: int, quota: str, last: datetime) -> None:
-        """Keep the time of an event that was committed."""
-        if len(self._last) >= _KNOWN:
-            self._last.clear()
-        self._last[tenant_id, quota] = last
+        self.last: dict[tuple[int, str], datetime] = {}
 
 
 @receiver(quota_refused)
@@ -502,8 +484,9 @@ def record_quota(*, sender: Any, tenant_id: int, quota: str, detail: str, **_: A
     """Record a refused request. ``sender`` is the model of the quotas, which belongs to the HTTP
     API. Errors are logged and not raised.
     """
-    now = estimated_now()
-    if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
+    now, known = estimated_now(), process_state.of(RecentQuotaEvents).last
+    last = known.get((tenant_id, quota))
+    if last is not None and abs(now - last) < _PERIOD:
         return
     types = (EventType.QUOTA_REACHED,)
     data: messages.QuotaEventData = {"quota": quota, "detail": detail}
@@ -512,26 +495,19 @@ def record_quota(*, sender: Any, tenant_id: int, quota: str, detail: str, **_: A
     if enabled is None or not enabled.selecting(event):
         return
     with _guarded(), tables.atomic():
-        if _is_first(sender, tenant_id, quota, now):
-            record_events(enabled, [event])
-
-
-def _is_first(model: Any, tenant_id: int, quota: str, now: datetime) -> bool:
-    """Return whether no event of the last hour exists; the caller then writes one.
-
-    A row that a request has locked is left out: the next refusal finds it free.
-    """
-    quota_rows = model.objects.using(tables.database()).unguarded()
-    rows = quota_rows.filter(pk=tenant_id)
-    if not rows.exists():
-        quota_rows.bulk_create([model(tenant_id=tenant_id)], ignore_conflicts=True)
-    row = tables.locked_for_change(rows, skip_locked=True).first()
-    if row is None:
-        return False
-    notified = row.notified_at.get(quota)
-    last = None if notified is None else datetime.fromisoformat(notified)
-    if last is not None and abs(now - last) < _PERIOD:
-        process_state.of(RecentQuotaEvents).remember(tenant_id, quota, last)
-        return False
-    rows.update(notified_at={**row.notified_at, quota: now.isoformat()})
-    return True
+        quota_rows = sender.objects.using(tables.database()).unguarded()
+        rows = quota_rows.filter(pk=tenant_id)
+        if not rows.exists():
+            quota_rows.bulk_create([sender(tenant_id=tenant_id)], ignore_conflicts=True)
+        row = tables.locked_for_change(rows, skip_locked=True).first()
+        if row is None:
+            return  # a request has locked it: the next refusal finds it free
+        notified = row.notified_at.get(quota)
+        last = None if notified is None else datetime.fromisoformat(notified)
+        if last is not None and abs(now - last) < _PERIOD:
+            if len(known) >= _KNOWN:
+                known.clear()
+            known[tenant_id, quota] = last
+            return
+        rows.update(notified_at={**row.notified_at, quota: now.isoformat()})
+        record_events(enabled, [event])

@@ -13,7 +13,7 @@ from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.store.tables import database
+from django_durable_tasks.store import tables
 
 _COLUMNS = ("name", "tenant", "enabled", "events", "delivery_type", "to", "last_delivery", "at")
 _SHOWN = 1_000
@@ -84,7 +84,7 @@ def notify(options: cli.Options, out: cli.Output) -> int:
 def _rows(options: cli.Options) -> Any:
     if options["tenant"] is not None:
         cli.tenant_named(options["tenant"])
-    rows = NotificationSetting.objects.using(database()).select_related("tenant")
+    rows = NotificationSetting.objects.using(tables.database()).select_related("tenant")
     return cli.filtered(rows, options, {"tenant": "tenant__slug"})
 
 
@@ -92,7 +92,9 @@ def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:
     """Return the result of the task, or its present state after this time."""
     deadline = time.monotonic() + seconds
     while True:
-        row: Mapping[str, Any] = deliveries.shown_result(task_id) or {}
+        task = tables.tasks().filter(pk=task_id)
+        columns = ("status", "result", "last_error", "attempts")
+        row: Mapping[str, Any] = task.values(*columns).first() or {}
         status, tried = row.get("status", "DELETED"), row.get("attempts", 0) > 0
         done = status not in (Status.PENDING, Status.QUEUED, Status.RUNNING)
         if done or (tried and status == Status.PENDING) or time.monotonic() >= deadline:

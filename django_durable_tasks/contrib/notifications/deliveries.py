@@ -44,7 +44,7 @@ from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.states import inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.targets.addresses import address_policy
+from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
@@ -245,18 +245,16 @@ def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[st
     except EncryptionError:
         present = {}  # a destination that cannot be decrypted can be replaced
     new = values["delivery_config"]
-    merged = messages.merged_config(kind, new, row.delivery_type, present)
+    # Compared as it is shown: otherwise an editor could guess a destination by what changes.
+    is_kept = kind == row.delivery_type and new == messages.shown_config(kind, present)
     slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
     config = messages.checked_config(
         kind,
-        merged,
+        dict(present) if is_kept else new,
         policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
         allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
     )
-    # Compared as it is shown: otherwise an editor could guess a destination by what changes.
-    if kind == row.delivery_type and new == messages.shown_config(kind, present):
-        return {}
-    return {"delivery_type": kind, "delivery_config": config}
+    return {} if is_kept else {"delivery_type": kind, "delivery_config": config}
 
 
 @operation(
@@ -313,7 +311,7 @@ def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecre
     """Return the secrets with which the messages of a notification setting are signed."""
     name, origin, secrets = messages.endpoint_of_setting(setting.pk), None, list[str]()
     if DeliveryType(setting.delivery_type).is_http:
-        target = messages.url_of(setting.delivery_config)
+        target = parsed_url(setting.delivery_config.get("url"))
         origin = target.origin
         secrets = http.signing_secrets(setting.tenant_id, target, name)
     result = SigningSecrets(origin=origin, endpoint=name, secrets=secrets)
@@ -423,28 +421,32 @@ def create_due_deliveries(now: datetime, limit: int, started: StartedDeliveries)
                 events = events[: free[setting_id]]
                 full.add(setting_id)
             changed += len(events)
-            created[setting_id] = _assigned(setting, events, now, more=batch.is_full)
+            created[setting_id] = []
+            quiet_until = setting.quiet_end_after(now)
+            if quiet_until is not None:
+                _all(events).update(due_at=quiet_until)
+            elif _is_collected(setting):
+                created[setting_id] = _collected(setting, events, now, more=batch.is_full)
+            else:
+                for event in events:
+                    event.delivery = uuid.uuid4()
+                    created[setting_id].append(delivery_task(setting, event.delivery))
         if each := [
             row for rows in batch.of_setting.values() for row in rows if row.delivery is not None
         ]:
             tables.unguarded(NotificationEvent).bulk_update(each, ["delivery"])
         if full:
-            changed += _postponed(full, now, started)
+            # Otherwise the events of settings with enough deliveries stand before those of others.
+            due = _due(now).filter(setting_id__in=full).order_by("due_at", "id")
+            free_rows = due.select_for_update(skip_locked=True)
+            ids = list(free_rows.values_list("pk", flat=True)[:_AT_ONCE])
+            again = started.postponed(len(ids), now)
+            changed += tables.unguarded(NotificationEvent).filter(pk__in=ids).update(due_at=again)
         if new_tasks := [task for tasks in created.values() for task in tasks]:
             inserts.create_many(new_tasks)
     for setting_id, tasks in created.items():
         started.created(setting_id, [task.id for task in tasks])
     return changed
-
-
-def _postponed(settings: Collection[int], now: datetime, started: StartedDeliveries) -> int:
-    """Postpone the due events of settings with enough deliveries, at most _AT_ONCE; return how
-    many. They would stand before those of other settings.
-    """
-    due = _due(now).filter(setting_id__in=settings).order_by("due_at", "id")
-    ids = list(due.select_for_update(skip_locked=True).values_list("pk", flat=True)[:_AT_ONCE])
-    again = started.postponed(len(ids), now)
-    return tables.unguarded(NotificationEvent).filter(pk__in=ids).update(due_at=again)
 
 
 class _Batch:
@@ -485,25 +487,6 @@ def _is_collected(setting: NotificationSetting) -> bool:
 
 def _all(rows: Sequence[NotificationEvent]) -> GuardedQuerySet[NotificationEvent]:
     return tables.unguarded(NotificationEvent).filter(pk__in=[row.pk for row in rows])
-
-
-def _assigned(
-    setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
-) -> list[NewTask]:
-    """Assign events of one setting and return the tasks that deliver them. The caller writes the
-    ``delivery`` of events that are a message each.
-    """
-    quiet_until = setting.quiet_end_after(now)
-    if quiet_until is not None:
-        _all(rows).update(due_at=quiet_until)
-        return []
-    if _is_collected(setting):
-        return _collected(setting, rows, now, more=more)
-    tasks = list[NewTask]()
-    for row in rows:
-        row.delivery = uuid.uuid4()
-        tasks.append(delivery_task(setting, row.delivery))
-    return tasks
 
 
 def _collected(
@@ -600,13 +583,6 @@ def prune_events(now: datetime, limit: int) -> int:
     kept_from = conf.kept_from("NOTIFICATIONS", now)
     old = [pk for pk, created_at in oldest if created_at < kept_from]
     return tables.unguarded(NotificationEvent).filter(pk__in=old).delete()[0] if old else 0
-
-
-def shown_result(task_id: uuid.UUID) -> dict[str, Any] | None:
-    """Return status, result and error of a delivery; None if the task was deleted."""
-    columns = ("status", "result", "last_error", "attempts")
-    row: dict[str, Any] | None = tables.tasks().filter(pk=task_id).values(*columns).first()
-    return row
 
 
 # Alerts: conditions of the whole installation, with one event when one begins and one when it

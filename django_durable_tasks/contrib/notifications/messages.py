@@ -21,7 +21,7 @@ from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, Inva
 from django_durable_tasks.masking import MASK, masked_url, shortened
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.timetables.zones import zone, zone_name
-from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
+from django_durable_tasks.targets.addresses import AddressPolicy, parsed_url
 from django_durable_tasks.targets.http_request import OF_SETTINGS
 
 _FAILED = (EventType.DEAD, EventType.FAILED)
@@ -55,38 +55,33 @@ class OccurredEvent:
     data: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuietHours:
-    """The time of day in which nothing is sent, by the wall clock of a zone. ``begin`` may be
-    later than ``end``: the hours then include midnight.
+def quiet_end(begin: time, end: time, time_zone: str, now: datetime) -> datetime | None:
+    """Return when the quiet hours that contain ``now`` end; None if it is outside of them.
+
+    In quiet hours nothing is sent. They are by the wall clock of a zone. ``begin`` may be later
+    than ``end``: the hours then include midnight.
     """
-
-    begin: time
-    end: time
-    time_zone: str
-
-    def end_after(self, now: datetime) -> datetime | None:
-        """Return when the quiet hours that contain ``now`` end; None if it is outside of them."""
-        try:
-            local = now.astimezone(zone(self.time_zone))
-        except InvalidSchedule:
-            # The installed tzdata does not have it any more. One setting must not stop the others.
-            local = now.astimezone(UTC)
-        clock = local.time()
-        if self.begin <= self.end:
-            if not self.begin <= clock < self.end:
-                return None
-            days = 0
-        elif clock >= self.begin:
-            days = 1
-        elif clock < self.end:
-            days = 0
-        else:
+    try:
+        local = now.astimezone(zone(time_zone))
+    except InvalidSchedule:
+        # The installed tzdata does not have it any more. One setting must not stop the others.
+        local = now.astimezone(UTC)
+    clock = local.time()
+    if begin <= end:
+        if not begin <= clock < end:
             return None
-        end = datetime.combine(local.date() + timedelta(days=days), self.end, tzinfo=local.tzinfo)
-        # When clocks are set back, the end may be repeated. Its second pass is after `now`.
-        ends = (end.astimezone(UTC), end.replace(fold=1).astimezone(UTC))
-        return next((candidate for candidate in ends if candidate > now), None)
+        days = 0
+    elif clock >= begin:
+        days = 1
+    elif clock < end:
+        days = 0
+    else:
+        return None
+    day = local.date() + timedelta(days=days)
+    instant = datetime.combine(day, end, tzinfo=local.tzinfo)
+    # When clocks are set back, the end may be repeated. Its second pass is after `now`.
+    ends = (instant.astimezone(UTC), instant.replace(fold=1).astimezone(UTC))
+    return next((candidate for candidate in ends if candidate > now), None)
 
 
 def period_end(now: datetime, seconds: float) -> datetime:
@@ -306,11 +301,6 @@ def is_allowed(address: str, allowed: Sequence[str]) -> bool:
     return any(fnmatchcase(address.lower(), pattern.lower()) for pattern in allowed)
 
 
-def url_of(config: Mapping[str, Any]) -> TargetUrl:
-    """Return the URL of a stored configuration; raises InvalidTarget."""
-    return parsed_url(config.get("url"))
-
-
 def endpoint_of_setting(setting_id: object) -> str:
     """Return the name of the receiver of a setting, of which its signing secret is derived."""
     return f"{OF_SETTINGS}{setting_id}"
@@ -331,14 +321,6 @@ def shown_config(delivery_type: str, config: Mapping[str, Any]) -> dict[str, Any
     if "url" not in config:
         return dict(config)
     return {**config, "url": shown_url(delivery_type, str(config["url"]))}
-
-
-def merged_config(
-    delivery_type: str, config: Any, present_type: str, present: Mapping[str, Any]
-) -> Any:
-    """Return the present configuration if the given one is its masked form, else the given one."""
-    is_mask = config == shown_config(present_type, present)
-    return dict(present) if is_mask and delivery_type == present_type else config
 
 
 # Checks the values of a notification setting, except its destination.

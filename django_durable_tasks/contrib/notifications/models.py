@@ -12,12 +12,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import DEFAULT_TENANT_ID, FLAGS, DeliveryType, EventType
-from django_durable_tasks.contrib.notifications.messages import (
-    OccurredEvent,
-    QuietHours,
-    period_end,
-    shown_config,
-)
+from django_durable_tasks.contrib.notifications import messages
 from django_durable_tasks.models.fields import (
     EncryptedJSONField,
     ExactCharField,
@@ -146,7 +141,7 @@ class NotificationSetting(GuardedModel):
     @property
     def shown_config(self) -> dict[str, Any]:
         """``delivery_config`` without secrets. Raises EncryptionError."""
-        return shown_config(self.delivery_type, self.delivery_config)
+        return messages.shown_config(self.delivery_type, self.delivery_config)
 
     @property
     def events(self) -> list[str]:
@@ -159,7 +154,9 @@ class NotificationSetting(GuardedModel):
         """The types of events that the flags select."""
         return frozenset(kind for name in self.events for kind in FLAGS[name])
 
-    def selected(self, event: OccurredEvent, *, any_schedule: bool = False) -> EventType | None:
+    def selected(
+        self, event: messages.OccurredEvent, *, any_schedule: bool = False
+    ) -> EventType | None:
         """Return the first type of the event that is selected, or None. The filters are patterns
         with ``*`` and ``?``; empty ones match all.
         """
@@ -178,14 +175,13 @@ class NotificationSetting(GuardedModel):
         """Return when the quiet hours that contain ``now`` end; None if it is outside of them."""
         if self.quiet_from is None or self.quiet_until is None:
             return None
-        hours = QuietHours(begin=self.quiet_from, end=self.quiet_until, time_zone=self.time_zone)
-        return hours.end_after(now)
+        return messages.quiet_end(self.quiet_from, self.quiet_until, self.time_zone, now)
 
     def due_at(self, now: datetime) -> datetime:
         """Return when an event that occurs now is sent: at the end of its period and of the quiet
         hours.
         """
-        due = now if self.digest is None else period_end(now, self.digest)
+        due = now if self.digest is None else messages.period_end(now, self.digest)
         return self.quiet_end_after(due) or due
 
 
