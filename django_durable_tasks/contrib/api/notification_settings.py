@@ -11,9 +11,14 @@ from django_durable_tasks.contrib.api import fields
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.callbacks import SigningSecretAnswer
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
-from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.serializers import Answer, Options
-from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
+from django_durable_tasks.contrib.api.views import (
+    OperationsMixin,
+    ReadMixin,
+    address_of,
+    endpoint,
+    reason_field,
+)
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.contrib.notifications.models import NotificationSetting

@@ -22,7 +22,6 @@ from django_durable_tasks.choices import TargetType
 from django_durable_tasks.contrib.api import problems
 from django_durable_tasks.contrib.api.authentication import TENANT_HEADER
 from django_durable_tasks.contrib.api.fields import BUILT_IN, AnyJson, Flag, Integer, Text
-from django_durable_tasks.contrib.api.pagination import DEFAULT_LIMIT, LIMIT_MAX
 from django_durable_tasks.contrib.api.parsing import rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body, list_of
 from django_durable_tasks.contrib.api.webhooks import add_webhooks, schema_of
@@ -40,6 +39,8 @@ _SETTINGS: Mapping[str, Any] = {
     "SCHEMA_PATH_PREFIX": "",
     "COMPONENT_SPLIT_REQUEST": False,
 }
+# Rows of a page.
+DEFAULT_LIMIT, LIMIT_MAX = 50, 200
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": DEFAULT_LIMIT}
 _TENANT = "Of a session: the slug of the tenant. An API key has one tenant."
 _CSRF = "Of a session: the value of the CSRF cookie."

@@ -14,12 +14,11 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
-from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api import fields, problems, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
-from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
-from django_durable_tasks.contrib.api.pagination import LIMIT_MAX, KeysetPagination, limit_of
+from django_durable_tasks.contrib.api.openapi import LIMIT_MAX
 from django_durable_tasks.contrib.api.problems import Problem, invalid_field
 from django_durable_tasks.contrib.api.quotas import charge
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
@@ -29,7 +28,6 @@ from django_durable_tasks.contrib.api.targets import (
     edited_arguments,
     target_of,
 )
-from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
@@ -190,7 +188,7 @@ _COUNT = {
 }
 
 
-class RecurringTaskViewSet(OperationsMixin, ReadMixin):
+class RecurringTaskViewSet(views.OperationsMixin, views.ReadMixin):
     """The recurring tasks of the tenant, by name."""
 
     answer = ScheduleAnswer
@@ -200,12 +198,12 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     paths: ClassVar = {"run_now": "trigger-now"}
     may_change_nothing = True
 
-    @endpoint(is_list=True, filters=_STATUS)
+    @views.endpoint(is_list=True, filters=_STATUS)
     def list(self, request: Request) -> Response:
         """Return the recurring tasks that match the filter."""
         return self.page(self.rows().filter(**self.query()))
 
-    @endpoint(scope=ApiScope.SCHEDULES, body=NewScheduleBody)
+    @views.endpoint(scope=ApiScope.SCHEDULES, body=NewScheduleBody)
     def create(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
         data = self.valid()
@@ -235,11 +233,11 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         if not same:
             check_runs_per_day(tenant, row)
             charge(tenant, "recurring_tasks")
-        location = address_of("recurring-task-detail", recurring_task_id=row.pk)
+        location = views.address_of("recurring-task-detail", recurring_task_id=row.pk)
         stored = self.rows().get(pk=row.pk)
         return self.changed(stored, 200 if same else 201, Location=location)
 
-    @endpoint(scope=ApiScope.SCHEDULES, body=ScheduleEditBody)
+    @views.endpoint(scope=ApiScope.SCHEDULES, body=ScheduleEditBody)
     def partial_update(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Change the recurring task; only times after now fire."""
         tenant = self.caller.tenant
@@ -259,7 +257,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
         return self.edit_with(change, lock=True)
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(lifecycle.cancel,))
+    @views.endpoint(scope=ApiScope.SCHEDULES, operations=(lifecycle.cancel,))
     def destroy(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """End the recurring task permanently and release its name. Its tasks and its ledger are
         kept, and it is deleted when none of them is left.
@@ -282,7 +280,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
     # Fire times.
 
-    @endpoint(
+    @views.endpoint(
         "preview",
         answer=list_of(FireTimeAnswer),
         filters=_COUNT,
@@ -290,10 +288,10 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     )
     def preview(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Return the next ``limit`` fire times; none for one that has ended or is paused."""
-        fires = self.find().next_fire_times(limit_of(request))
+        fires = self.find().next_fire_times(views.limit_of(request))
         return Response({"data": [FireTimeAnswer.shown(fire) for fire in fires]})
 
-    @endpoint(
+    @views.endpoint(
         "occurrences",
         reads=("recurringtask", "occurrencerecord"),
         answer=list_of(OccurrenceAnswer),
@@ -303,10 +301,10 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         """Return the ledger: what happened at each fire time, the latest first."""
         ledger: Any = OccurrenceRecord.objects.using(conf.settings().DATABASE)
         rows = ledger.single().filter(recurring_task_id=self.find().pk)
-        pages = KeysetPagination(self.tenant_id, "unique_fire_time", descending=True)
+        pages = views.KeysetPagination(self.tenant_id, "unique_fire_time", descending=True)
         return self.page(rows, OccurrenceAnswer.shown, pages)
 
-    @endpoint("explain", filters=_AT, has_refusals=True)
+    @views.endpoint("explain", filters=_AT, has_refusals=True)
     def explain(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Return sentences about the fire time ``at``: why it has run or not, or what will
         happen.
@@ -334,7 +332,7 @@ class CalendarEditBody(Options):
         child=fields.Integer(min_value=1, max_value=7), required=False, max_length=7
     )
     days = fields.Items(child=SpecialDayBody(), required=False, max_length=_DAYS)
-    reason = reason_field()
+    reason = views.reason_field()
 
     class Meta(Options.Meta):
         model = Calendar
@@ -357,7 +355,7 @@ class CalendarAnswer(Answer):
         hidden = ("days", "origin", "revision", "reason")
 
 
-class CalendarViewSet(ReadMixin, ApiViewSet):
+class CalendarViewSet(views.ReadMixin, views.ApiViewSet):
     """The calendars of the tenant, by name; a list leaves out their special days."""
 
     answer = CalendarAnswer
@@ -385,7 +383,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
         by, tenant = self.caller.name, self.caller.tenant
         return {**values, "reason": data.get("reason", ""), "by": by, "tenant": tenant}
 
-    @endpoint(
+    @views.endpoint(
         scope=ApiScope.SCHEDULES,
         permissions=("add_calendar",),
         operations=(calendars.upsert,),
@@ -403,12 +401,12 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
             charge(self.caller.tenant, "calendars")
             row = self.rows().get(pk=done.value.pk)
             return self.changed(
-                row, 201, Location=address_of("calendar-detail", calendar_id=row.pk)
+                row, 201, Location=views.address_of("calendar-detail", calendar_id=row.pk)
             )
 
         return self.write(act)
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.upsert,), body=CalendarEditBody)
+    @views.endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.upsert,), body=CalendarEditBody)
     def partial_update(self, request: Request, calendar_id: int) -> Response:
         """Change the calendar. Schedules that use it get their next fire times."""
         return self.edit_with(
@@ -417,7 +415,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
             )
         )
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.delete,))
+    @views.endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.delete,))
     def destroy(self, request: Request, calendar_id: int) -> Response:
         """Delete the calendar, unless a schedule uses it; return it as it was."""
         return self.delete_with(calendars.delete)

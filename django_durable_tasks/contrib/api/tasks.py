@@ -30,25 +30,10 @@ from django_durable_tasks.contrib.api.idempotent_requests import (
     create_with_answer,
 )
 from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
-from django_durable_tasks.contrib.api.operations import (
-    REASON_MAX,
-    OperationsMixin,
-    body_of,
-    perform,
-    reason_field,
-    refused,
-)
-from django_durable_tasks.contrib.api.pagination import Cursor, KeysetPagination
 from django_durable_tasks.contrib.api.parsing import rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
-from django_durable_tasks.contrib.api.views import (
-    LIMITS,
-    ApiViewSet,
-    ReadMixin,
-    address_of,
-    endpoint,
-)
+from django_durable_tasks.contrib.api import views
 from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import first_uuid7_of
@@ -147,7 +132,7 @@ class TaskEditBody(Options):
     target_config = fields.JsonObject(required=False)
     run_at = fields.Instant(required=False, validators=[fields.not_past])
     expires_at = fields.Instant(required=False, validators=[fields.future])
-    reason = reason_field()
+    reason = views.reason_field()
 
     class Meta(Options.Meta):
         model = Task
@@ -227,7 +212,7 @@ _SELECTIVE = frozenset({"key", "idempotency_key", "workflow_id"})
 """Filters with an index that finds few rows."""
 
 
-class TaskPagination(KeysetPagination):
+class TaskPagination(views.KeysetPagination):
     """A page of tasks by filters, the newest first."""
 
     def __init__(
@@ -236,7 +221,7 @@ class TaskPagination(KeysetPagination):
         super().__init__(tenant_id)
         self.filters, self.without = filters, without
 
-    def rows_of(self, queryset: QuerySet[Any], cursor: Cursor | None, limit: int) -> Sequence[Any]:
+    def rows_of(self, queryset: QuerySet[Any], cursor: views.Cursor | None, limit: int) -> Sequence[Any]:
         """Return the rows of the page. The columns of ``without`` are not read."""
         indexed, remaining = self._by_index(queryset)
         if not remaining:
@@ -251,7 +236,7 @@ class TaskPagination(KeysetPagination):
             return self.rows_of(queryset, None, limit)
         shown = self.bounded(rows_read[:limit], cursor, more=len(rows_read) > limit)
         if last is not None and len(rows_read) <= limit:
-            beyond = Cursor(last, backwards)
+            beyond = views.Cursor(last, backwards)
             self.previous, self.following = (
                 (beyond, self.following) if backwards else (self.previous, beyond)
             )
@@ -382,7 +367,7 @@ class BulkFilterBody(Body):
     name = fields.Text(required=False, max_length=fields.KEY_LENGTH)
     created_from = fields.Instant(required=False, help_text="Created at or after this time.")
     created_to = fields.Instant(required=False, help_text="Created before this time.")
-    reason = reason_field()
+    reason = views.reason_field()
 
 
 class BulkCancelBody(BulkFilterBody):
@@ -471,7 +456,7 @@ def new_call(data: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Cal
 
 
 _bulk = partial(
-    endpoint,
+    views.endpoint,
     detail=False,
     method="post",
     scope=ApiScope.OPERATE,
@@ -481,7 +466,7 @@ _bulk = partial(
 )
 
 
-class OneTaskMixin(ApiViewSet):
+class OneTaskMixin(views.ApiViewSet):
     """Finds the task of an address."""
 
     answer = TaskAnswer
@@ -499,7 +484,7 @@ class OneTaskMixin(ApiViewSet):
         return self.page(rows.defer(*unread), lambda row: answer_class.shown(row, plain=plain))
 
 
-class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
+class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
     """Tasks: create, list, read, edit and operate."""
 
     targets = (Target.TASKS, Target.TASK)
@@ -527,7 +512,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         values: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
         return values
 
-    @endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
+    @views.endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
     def list(self, request: Request) -> Response:
         """Return the tasks that match the filters, the newest first."""
         parameters, caller = self.query(), self.caller
@@ -552,14 +537,14 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         paginator = TaskPagination(self.tenant_id, lookups, without)
         return self.page(self.rows(), lambda row: self.show(row, caller, included), paginator)
 
-    @endpoint(filters=_INCLUDE)
+    @views.endpoint(filters=_INCLUDE)
     def retrieve(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the task."""
         included = self.query().get("include", INCLUDED)
         row = self.find()
         return self.tagged(row, self.show(row, self.caller, included))
 
-    @endpoint(scope=ApiScope.CREATE, body=NewTaskBody)
+    @views.endpoint(scope=ApiScope.CREATE, body=NewTaskBody)
     def create(self, request: Request) -> Response:
         """Create a task, or return the one with the same idempotency key."""
         data = self.valid()
@@ -571,11 +556,11 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         if clock is None:
             return None
         # The body may have arrived long after the key.
-        return create_with_answer(call, tenant, identity, clock.now(), LIMITS, self._answer_of)
+        return create_with_answer(call, tenant, identity, clock.now(), views.LIMITS, self._answer_of)
 
     def _answer_of(self, row: Task, status: int = 201) -> StoredAnswer:
         shown = rendered(self.show(row, self.caller.without_secrets()))
-        location = address_of("task-detail", task_id=row.pk)
+        location = views.address_of("task-detail", task_id=row.pk)
         return StoredAnswer(status, shown, {"Location": location, "ETag": self.tag_of(row, shown)})
 
     def _created(self, data: Mapping[str, Any], call: Call) -> StoredAnswer:
@@ -600,7 +585,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             self.require_scope(ApiScope.OPERATE)
             self.caller.require_permission(operator_actions.edit.permission)
 
-    @endpoint(scope=ApiScope.OPERATE, operations=(operator_actions.edit,), body=TaskEditBody)
+    @views.endpoint(scope=ApiScope.OPERATE, operations=(operator_actions.edit,), body=TaskEditBody)
     def partial_update(self, request: Request, task_id: uuid.UUID) -> Response:
         """Edit a task that has not started."""
         edit = operator_actions.edit
@@ -608,9 +593,9 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         def change(row: Task, data: dict[str, Any]) -> None:
             check_queue(data, self.caller.tenant)
             changes = self.prepared(edit, row, data)
-            done = perform(edit, self.subject(edit, row), self.caller, changes)
+            done = views.perform(edit, self.subject(edit, row), self.caller, changes)
             if not done.changed:
-                raise refused(row)
+                raise views.refused(row)
 
         return self.edit_with(change, lock=True)
 
@@ -637,7 +622,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
 
     # The attempts of a task.
 
-    @endpoint(
+    @views.endpoint(
         "executions",
         reads=("task", "taskexecutionlog"),
         answer=list_of(ExecutionAnswer),
@@ -652,17 +637,17 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     def _graph(self) -> Diagram:
         return diagrams.around(self.find(), NEAR)
 
-    @endpoint("dependencies", answer=GraphAnswer)
+    @views.endpoint("dependencies", answer=GraphAnswer)
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the tasks connected with this one, at most 1,000, the nearest first."""
         return Response(graph_json(self._graph()))
 
     @dependencies.mapping.post
-    @endpoint(
+    @views.endpoint(
         id="addTaskDependency",
         scope=ApiScope.OPERATE,
         operations=(graph_operations.add_edge,),
-        body=body_of("AddDependencyBody", graph_operations.add_edge),
+        body=views.body_of("AddDependencyBody", graph_operations.add_edge),
         answer=GraphAnswer,
     )
     def add_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
@@ -670,7 +655,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         return self._with_upstream(self.valid(), graph_operations.add_edge)
 
     @dependencies.mapping.delete
-    @endpoint(
+    @views.endpoint(
         id="removeTaskDependency",
         scope=ApiScope.OPERATE,
         operations=(graph_operations.remove_edge,),
@@ -680,7 +665,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     def remove_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task no longer wait for the task ``upstream``."""
         parameters = self.query()
-        parameters["reason"] = parameters.get("reason", "")[:REASON_MAX]
+        parameters["reason"] = parameters.get("reason", "")[:views.REASON_MAX]
         return self._with_upstream(parameters, graph_operations.remove_edge)
 
     def _with_upstream(self, data: Mapping[str, Any], operation: Operation) -> Response:
@@ -692,21 +677,21 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 if operation is graph_operations.remove_edge:
                     raise problems.invalid_parameter("upstream", *reason, problems.INVALID)
                 raise problems.invalid_field("#/upstream", *reason)
-            done = perform(operation, row, self.caller, {**data, "upstream": upstream})
+            done = views.perform(operation, row, self.caller, {**data, "upstream": upstream})
             if not done.changed and operation is graph_operations.remove_edge:
-                raise refused(row)
+                raise views.refused(row)
             return StoredAnswer(200, graph_json(self._graph()))
 
         return self.write(act)
 
-    @endpoint("dependencies.svg", media_types=IMAGES)
+    @views.endpoint("dependencies.svg", media_types=IMAGES)
     def image(self, request: Request, task_id: uuid.UUID) -> HttpResponse:
         """Return the drawing of the tasks connected with a task."""
         return graph_image(self._graph())
 
     # Many tasks at once.
 
-    @endpoint(
+    @views.endpoint(
         "bulk",
         detail=False,
         method="post",
@@ -849,7 +834,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             shown = OperationAnswer.shown(row)
             if self.dry_run:
                 shown["sample"] = self._sample(which, row.until_id)
-            location = address_of("operation-detail", operation_id=row.pk)
+            location = views.address_of("operation-detail", operation_id=row.pk)
             return StoredAnswer(202, shown, {"Location": location})
 
         return self.write(act)
@@ -884,7 +869,7 @@ def _refused(index: int, problem: problems.Problem) -> dict[str, Any]:
     return {"status": problem.kind.status, "problem": content}
 
 
-class OperationViewSet(ReadMixin, ApiViewSet):
+class OperationViewSet(views.ReadMixin, views.ApiViewSet):
     """The operations on many tasks of the last 30 days."""
 
     singular, noun = "Operation", "operation"
@@ -895,7 +880,7 @@ class OperationViewSet(ReadMixin, ApiViewSet):
         rows: QuerySet[Any] = bulk_operations.with_task_status(super().rows())
         return rows
 
-    @endpoint()
+    @views.endpoint()
     def retrieve(self, request: Request, operation_id: uuid.UUID) -> Response:
         """Return the operation and its progress."""
         return Response(self.show(self.find(), self.caller))
@@ -915,7 +900,7 @@ class DeadLetterAnswer(Answer):
         hidden = ("args", "kwargs")
 
 
-class DeadLetterViewSet(OperationsMixin, ReadMixin):
+class DeadLetterViewSet(views.OperationsMixin, views.ReadMixin):
     """The dead letters of the tenant."""
 
     answer = DeadLetterAnswer
@@ -923,7 +908,7 @@ class DeadLetterViewSet(OperationsMixin, ReadMixin):
     lookup_url_kwarg = "letter_id"
     targets = (Target.DEAD_LETTERS,)
 
-    @endpoint(
+    @views.endpoint(
         is_list=True,
         filters={
             "state": fields.OneOf(

@@ -12,16 +12,14 @@ from rest_framework.response import Response
 
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OnUpstreamFailure, TargetType
-from django_durable_tasks.contrib.api import fields, tasks
+from django_durable_tasks.contrib.api import fields, tasks, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
-from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import invalid_field, problem_in
 from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import target_of
-from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.dependencies.joins import needed_of
 from django_durable_tasks.dependencies.references import MARK
 from django_durable_tasks.did_you_mean import did_you_mean
@@ -225,7 +223,7 @@ class WorkflowAnswer(Answer):
         )
 
 
-class WorkflowViewSet(OperationsMixin, ReadMixin):
+class WorkflowViewSet(views.OperationsMixin, views.ReadMixin):
     """The workflow runs of the tenant, the newest first."""
 
     singular, noun = "Workflow", "workflow"
@@ -236,7 +234,7 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
         """Return the time of the last change in microseconds."""
         return int(row.updated_at.timestamp() * 1_000_000)
 
-    @endpoint(scope=ApiScope.CREATE, body=NewWorkflowBody)
+    @views.endpoint(scope=ApiScope.CREATE, body=NewWorkflowBody)
     def create(self, request: Request) -> Response:
         """Start a workflow, or return the open one with the same key."""
         self.charge_items(items_of(self.body()))
@@ -266,7 +264,7 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
                 entry.detail(name=run.name, key=key, total=run.total)
         if not before:
             charge_open_tasks(tenant, run.total)
-        location = address_of("workflow-detail", workflow_id=run.pk)
+        location = views.address_of("workflow-detail", workflow_id=run.pk)
         return self.changed(run, 200 if before else 201, Location=location)
 
     def result(self, done: OperationResult) -> dict[str, Any]:
@@ -275,12 +273,12 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
         changed, stopping = len(report.changes), len(report.stop_requested)
         return {"changed_tasks": changed, "stop_requested": stopping}
 
-    @endpoint("graph", reads=("workflowrun", "task"), answer=tasks.GraphAnswer)
+    @views.endpoint("graph", reads=("workflowrun", "task"), answer=tasks.GraphAnswer)
     def graph(self, request: Request, workflow_id: uuid.UUID) -> Response:
         """Return the tasks and dependencies of a workflow run as JSON."""
         return Response(tasks.graph_json(diagrams.of_run(self.find())))
 
-    @endpoint(
+    @views.endpoint(
         "graph.svg",
         reads=("workflowrun", "task"),
         media_types=tasks.IMAGES,
