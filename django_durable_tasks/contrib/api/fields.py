@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from drf_spectacular.utils import extend_schema_field
@@ -19,11 +19,6 @@ from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import masked, masked_text, text_for_tenants
 from django_durable_tasks.models.tasks import target_config
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
-
-if TYPE_CHECKING:
-    _Field = serializers.Field[Any, Any, Any, Any]
-else:
-    _Field = serializers.Field
 
 # Years that every database and every time zone can represent.
 _FIRST_YEAR, _LAST_YEAR = 1970, 8999
@@ -40,7 +35,7 @@ def _type_error(expected: str, value: Any) -> serializers.ValidationError:
     return serializers.ValidationError(f"is {kind}; send {expected}", code="type")
 
 
-class Strict(_Field):
+class Strict(serializers.Field[Any, Any, Any, Any]):
     """Refuses values of another JSON type than ``json_types``."""
 
     json_types: ClassVar[tuple[type, ...]]
@@ -187,7 +182,7 @@ class Items(Strict, serializers.ListField):
 
 
 @extend_schema_field({})
-class AnyJson(_Field):
+class AnyJson(serializers.Field[Any, Any, Any, Any]):
     """Any JSON value."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -286,7 +281,7 @@ class TargetConfig(JsonObject):
         return config_of(getattr(row, self.task_name), row.args, row.kwargs, plain=plain)
 
 
-FIELDS: dict[type[models.Field[Any, Any]], type[_Field]] = {
+FIELDS: dict[type[models.Field[Any, Any]], type[Strict | AnyJson]] = {
     models.CharField: Text,
     models.IntegerField: Integer,
     models.FloatField: Seconds,

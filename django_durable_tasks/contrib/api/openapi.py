@@ -333,26 +333,18 @@ def _header(
     )
 
 
-def document(root: str) -> dict[str, Any]:
-    """Return the document of the API that is served at this path."""
-    return _document(root, conf.settings().API_SESSIONS)
-
-
 def document_text(root: str) -> bytes:
-    """Return the document as JSON text, which is made once: anyone may request it."""
+    """Return the document of the API that is served at this path as JSON text, which is made once:
+    anyone may request it.
+    """
     return _document_text(root, conf.settings().API_SESSIONS)
 
 
 @functools.cache
-def _document_text(root: str, sessions: bool) -> bytes:
-    return rendered(_document(root, sessions))
-
-
-@functools.cache
-def _document(root: str, _sessions: bool) -> dict[str, Any]:
+def _document_text(root: str, _sessions: bool) -> bytes:
     # The schemas of endpoints depend on API_SESSIONS, so it is a part of the key of the cache.
     with patched_settings(dict(_SETTINGS)):
         generator = SchemaGenerator(urlconf="django_durable_tasks.contrib.api.urls")
         schema: dict[str, Any] = generator.get_schema(request=None, public=True)
     schema["servers"] = [{"url": root}]
-    return add_webhooks(schema)
+    return rendered(add_webhooks(schema))

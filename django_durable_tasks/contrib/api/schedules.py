@@ -23,7 +23,6 @@ from django_durable_tasks.contrib.api.problems import Problem, invalid_field
 from django_durable_tasks.contrib.api.quotas import charge
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
 from django_durable_tasks.contrib.api.targets import (
-    TargetCall,
     check_queue,
     edited_arguments,
     target_of,
@@ -44,6 +43,7 @@ from django_durable_tasks.schedules.timetables.rrule import (
     MOST_LINES,
 )
 from django_durable_tasks.store import tables
+from django_durable_tasks.tasks.enqueue import Call
 
 # Characters of a cron expression and of an RRULE, and times of `at`: a bound for their parsers.
 _CRON_MAX, _RULE_MAX, _TIMES_MAX = 200, 1_000, 1_000
@@ -215,11 +215,11 @@ class RecurringTaskViewSet(views.OperationsMixin, views.ReadMixin):
 
         return self.write(act)
 
-    def _created(self, data: Mapping[str, Any], target: TargetCall) -> StoredAnswer:
+    def _created(self, data: Mapping[str, Any], target: Call) -> StoredAnswer:
         name, tenant = data["name"], self.caller.tenant
         keywords = options_of(data) | {"args": [*target.args], "kwargs": dict(target.kwargs)}
         values = columns(name, keywords, may_never_fire=data["paused"])
-        values |= {"task": target.registered.options.name, "source": API}
+        values |= {"task": target.task.options.name, "source": API}
         known = data.get("idempotency_key")
         same = known and self.rows().filter(idempotency_key=known).exists()
         if not same:

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.utils.text import capfirst
@@ -18,11 +18,6 @@ from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models.fields import is_free_text
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 
-if TYPE_CHECKING:
-    _Serializer = serializers.Serializer[Any]
-else:
-    _Serializer = serializers.Serializer
-
 logger = logging.getLogger("django_durable_tasks.api")
 # At most 20 unknown fields are reported, 5 with a hint if their names have at most 100 characters:
 # each hint compares the name with all fields.
@@ -32,7 +27,7 @@ _MEMBERS = {"target_config": BUILT_IN_MEMBERS | CELERY_MEMBERS, "delivery_config
 UNREADABLE = "The stored value cannot be decrypted. The operator was informed by the log."
 
 
-class Body(_Serializer):
+class Body(serializers.Serializer[Any]):
     """A JSON object; unknown fields are refused with the most similar known one."""
 
     @classmethod

@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
-from django_durable_tasks.contrib.api import bulk_operations, fields, problems, quotas
+from django_durable_tasks.contrib.api import bulk_operations, fields, problems, quotas, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
@@ -33,7 +33,6 @@ from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
 from django_durable_tasks.contrib.api.parsing import rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
-from django_durable_tasks.contrib.api import views
 from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import first_uuid7_of
@@ -221,7 +220,9 @@ class TaskPagination(views.KeysetPagination):
         super().__init__(tenant_id)
         self.filters, self.without = filters, without
 
-    def rows_of(self, queryset: QuerySet[Any], cursor: views.Cursor | None, limit: int) -> Sequence[Any]:
+    def rows_of(
+        self, queryset: QuerySet[Any], cursor: views.Cursor | None, limit: int
+    ) -> Sequence[Any]:
         """Return the rows of the page. The columns of ``without`` are not read."""
         indexed, remaining = self._by_index(queryset)
         if not remaining:
@@ -452,7 +453,7 @@ def new_call(data: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Cal
     if "delay" in data:
         options["run_at"] = estimated_now() + timedelta(seconds=data["delay"])
     options["tenant"] = caller.tenant.pk
-    return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
+    return dataclasses.replace(target, options=call_options(CallOptions(), options))
 
 
 _bulk = partial(
@@ -556,7 +557,9 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
         if clock is None:
             return None
         # The body may have arrived long after the key.
-        return create_with_answer(call, tenant, identity, clock.now(), views.LIMITS, self._answer_of)
+        return create_with_answer(
+            call, tenant, identity, clock.now(), views.LIMITS, self._answer_of
+        )
 
     def _answer_of(self, row: Task, status: int = 201) -> StoredAnswer:
         shown = rendered(self.show(row, self.caller.without_secrets()))
@@ -665,7 +668,7 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
     def remove_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task no longer wait for the task ``upstream``."""
         parameters = self.query()
-        parameters["reason"] = parameters.get("reason", "")[:views.REASON_MAX]
+        parameters["reason"] = parameters.get("reason", "")[: views.REASON_MAX]
         return self._with_upstream(parameters, graph_operations.remove_edge)
 
     def _with_upstream(self, data: Mapping[str, Any], operation: Operation) -> Response:

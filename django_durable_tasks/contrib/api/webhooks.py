@@ -55,7 +55,7 @@ def add_webhooks(
 
     The parameters are those of a postprocessing hook of drf-spectacular.
     """
-    schemas = {_data_name(kind): schema_of(data) for kind, data in DATA_OF.items()}
+    schemas = {data.__name__: schema_of(data) for data in DATA_OF.values()}
     schemas |= {_message_name(kind): _message(kind) for kind in DATA_OF}
     components = result.setdefault("components", {})
     components["schemas"] = {**components.get("schemas", {}), **schemas}
@@ -69,22 +69,20 @@ def add_webhooks(
         "requestBody": {"content": {"application/json": {"schema": {}}}},
     }
     section = {"callback": _request(callback)}
-    section |= {str(kind): _request(_notification(kind)) for kind in DATA_OF}
+    for kind in DATA_OF:
+        flags = [f"`{flag}`" for flag, kinds in FLAGS.items() if kind in kinds]
+        selected = f" with {' or '.join(flags)}" if flags else ""
+        notification = {
+            "operationId": f"webhook{_message_name(kind)}",
+            "summary": f"A message of the type {kind}",
+            "description": f"Sent for notification settings of the type `HTTP_WEBHOOK`{selected}.",
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _reference(_message_name(kind))}},
+            },
+        }
+        section[str(kind)] = _request(notification)
     return {**result, "webhooks": section}
-
-
-def _notification(kind: EventType) -> dict[str, Any]:
-    flags = [f"`{flag}`" for flag, kinds in FLAGS.items() if kind in kinds]
-    selected = f" with {' or '.join(flags)}" if flags else ""
-    return {
-        "operationId": f"webhook{_message_name(kind)}",
-        "summary": f"A message of the type {kind}",
-        "description": f"Sent for notification settings of the type `HTTP_WEBHOOK`{selected}.",
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _reference(_message_name(kind))}},
-        },
-    }
 
 
 def _request(described: dict[str, Any]) -> dict[str, Any]:
@@ -114,10 +112,6 @@ def _message_name(kind: EventType) -> str:
     return "".join(word.title() for word in kind.split(".")) + "Message"
 
 
-def _data_name(kind: EventType) -> str:
-    return DATA_OF[kind].__name__
-
-
 def _reference(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
@@ -126,7 +120,7 @@ def _message(kind: EventType) -> dict[str, Any]:
     """Return the schema of a whole body."""
     schema = _object(EventMessage)
     members: dict[str, Any] = schema["properties"]
-    members |= {"type": {"const": str(kind)}, "data": _reference(_data_name(kind))}
+    members |= {"type": {"const": str(kind)}, "data": _reference(DATA_OF[kind].__name__)}
     return schema
 
 

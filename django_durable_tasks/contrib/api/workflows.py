@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse
@@ -116,10 +116,12 @@ def items_of(body: Mapping[str, Any]) -> int:
     return len(known) + edges // 100
 
 
-def _check_number_of_dependencies(steps: Sequence[Mapping[str, Any]]) -> None:
-    total = 0
-    for index, step in enumerate(steps):
-        after = step.get("after", [])
+def workflow_from(data: Mapping[str, Any], caller: Caller) -> Workflow:
+    """Return the workflow of a validated body; raises Problem or DurableTasksError."""
+    flow = Workflow(data["name"], deadline=data.get("deadline"))
+    steps, total = dict[str, Step](), 0
+    for index, step_data in enumerate(data["steps"]):
+        after = step_data.get("after", [])
         total += len(after) if isinstance(after, list | dict) else 0
         if total > _DEPENDENCIES_MAX:
             raise invalid_field(
@@ -128,13 +130,6 @@ def _check_number_of_dependencies(steps: Sequence[Mapping[str, Any]]) -> None:
                 " with the same upstreams wait for one step in between, or start several workflows",
                 "too_many",
             )
-
-
-def workflow_from(data: Mapping[str, Any], caller: Caller) -> Workflow:
-    """Return the workflow of a validated body; raises Problem or DurableTasksError."""
-    flow = Workflow(data["name"], deadline=data.get("deadline"))
-    steps = dict[str, Step]()
-    _check_number_of_dependencies(data["steps"])
     for index, step_data in enumerate(data["steps"]):
         pointer = f"#/steps/{index}"
         if step_data["step"] in steps:
@@ -145,7 +140,7 @@ def workflow_from(data: Mapping[str, Any], caller: Caller) -> Workflow:
             )
             options = {name: step_data[name] for name in StepBody.Meta.options if name in step_data}
             steps[step_data["step"]] = flow.add_call(
-                _TaskWithOptions(target.registered, call_options(CallOptions(), options)),
+                _TaskWithOptions(target.task, call_options(CallOptions(), options)),
                 target.args,
                 target.kwargs,
                 join=step_data.get("join", "ALL"),
