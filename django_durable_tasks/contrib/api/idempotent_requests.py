@@ -46,7 +46,7 @@ def rolled_back() -> Iterator[None]:
 
 _NOWAIT_OF_MYSQL = 3572
 # Clients repeat a request within hours. A day also covers an outage over a night.
-_KEPT = timedelta(days=1)
+KEPT = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def once(
             tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
         )
         row = existing.first() or _uncommitted(existing, identity)
-        if row is not None and row.created_at < now - _KEPT:
+        if row is not None and row.created_at < now - KEPT:
             tables.unguarded(IdempotentRequest).filter(pk=row.pk).delete()
             row = None
     row = row or _inserted(identity, limits)
@@ -200,19 +200,6 @@ def _place(row: IdempotentRequest) -> StorageLocation:
 
 def _stored(body: Any) -> Any:
     return dict(body.envelope) if isinstance(body, EncryptedValue) else body
-
-
-def prune_requests(now: datetime, limit: int) -> int:
-    """Delete stored answers after their retention, at most ``limit``; return how many."""
-    old = (
-        tables.unguarded(IdempotentRequest)
-        .filter(created_at__lt=now - _KEPT)
-        .order_by("created_at")
-    )
-    ids = list(old.values_list("pk", flat=True)[:limit])
-    if ids:
-        tables.unguarded(IdempotentRequest).filter(pk__in=ids).delete()
-    return len(ids)
 
 
 # Creates the task of a request with its answer and its audit entry in one statement, which is its
