@@ -489,7 +489,8 @@ class SchemaViewSet(ApiViewSet):
     @endpoint()
     def list(self, request: Request) -> Response:
         """Return the document."""
-        return Response(document_text(address_of("schema-list").removesuffix("/schema")))
+        root = address_of("schema-list").removesuffix("/schema")
+        return Response(document_text(root, conf.settings().API_SESSIONS))
 
 
 _HTML = "text/html"

@@ -333,16 +333,13 @@ def _header(
     )
 
 
-def document_text(root: str) -> bytes:
+@functools.cache
+def document_text(root: str, sessions: bool) -> bytes:
     """Return the document of the API that is served at this path as JSON text, which is made once:
     anyone may request it.
+
+    ``sessions``: the value of API_SESSIONS, on which the schemas of endpoints depend.
     """
-    return _document_text(root, conf.settings().API_SESSIONS)
-
-
-@functools.cache
-def _document_text(root: str, _sessions: bool) -> bytes:
-    # The schemas of endpoints depend on API_SESSIONS, so it is a part of the key of the cache.
     with patched_settings(dict(_SETTINGS)):
         generator = SchemaGenerator(urlconf="django_durable_tasks.contrib.api.urls")
         schema: dict[str, Any] = generator.get_schema(request=None, public=True)

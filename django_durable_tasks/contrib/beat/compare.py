@@ -354,39 +354,32 @@ def shadows(
     }
     by_name |= {row.name: row for row in rows.filter(name__in=fired_at)}
     chosen = {name for name in {*fired_at, *by_name} if not selected or name in selected}
-    return [
-        _shadow(name, by_name.get(name), fired_at.get(name, []), start, end, tolerance)
-        for name in sorted(chosen)
-    ]
-
-
-def _shadow(
-    name: str,
-    row: RecurringTask | None,
-    fired_at: list[datetime],
-    start: datetime,
-    end: datetime,
-    tolerance: timedelta,
-) -> Shadow:
-    if row is None:
-        alone = [at for at in fired_at if start <= at <= end]
-        return Shadow(
-            name, 0, [], alone, None, None, "there is no recurring task of this name: import it"
+    result = []
+    for name in sorted(chosen):
+        row, fires_of_beat = by_name.get(name), fired_at.get(name, [])
+        if row is None:
+            alone = [at for at in fires_of_beat if start <= at <= end]
+            remark = "there is no recurring task of this name: import it"
+            result.append(Shadow(name, 0, [], alone, None, None, remark))
+            continue
+        # Beat may send a fire time from before the import late.
+        begin = start if row.start_time <= start else row.start_time + tolerance
+        until, remark = end, ""
+        try:
+            runs = walk(agenda_of(row), start - tolerance - timedelta(microseconds=1), until)
+            here = [run.at for run in islice(runs, MOST + 1)]
+        except InvalidSchedule as error:
+            result.append(Shadow(name, 0, [], fires_of_beat, None, None, str(error)))
+            continue
+        if len(here) > MOST:
+            remark = f"more than {MOST:,} fires: only the first were compared, narrow the range"
+            here = here[:MOST]
+            until = here[-1]
+        lag_of, only_here, only_beat = matched(here, fires_of_beat, tolerance)
+        lags = sorted(lag for at, lag in lag_of.items() if begin <= at <= until)
+        median, most = (lags[len(lags) // 2], lags[-1]) if lags else (None, None)
+        here, beat = (
+            [at for at in side if begin <= at <= until] for side in (only_here, only_beat)
         )
-    # Beat may send a fire time from before the import late.
-    begin = start if row.start_time <= start else row.start_time + tolerance
-    try:
-        runs = walk(agenda_of(row), start - tolerance - timedelta(microseconds=1), end)
-        here = [run.at for run in islice(runs, MOST + 1)]
-    except InvalidSchedule as error:
-        return Shadow(name, 0, [], fired_at, None, None, str(error))
-    remark = ""
-    if len(here) > MOST:
-        remark = f"more than {MOST:,} fires: only the first were compared, narrow the range"
-        here = here[:MOST]
-        end = here[-1]
-    lag_of, only_here, only_beat = matched(here, fired_at, tolerance)
-    lags = sorted(lag for at, lag in lag_of.items() if begin <= at <= end)
-    median, most = (lags[len(lags) // 2], lags[-1]) if lags else (None, None)
-    here, beat = ([at for at in side if begin <= at <= end] for side in (only_here, only_beat))
-    return Shadow(name, len(lags), here, beat, median, most, remark)
+        result.append(Shadow(name, len(lags), here, beat, median, most, remark))
+    return result

@@ -364,11 +364,26 @@ def checked_message(
         key = _name("queue", queue)
     else:
         key = "" if routing_key in (None, "") else _name("routing_key", routing_key)
+    exchange_name = "" if exchange is None else _name("exchange", exchange)
+    body = _text(arguments.get("body"))
+    content_type = arguments.get("content_type")
+    if content_type is None:
+        is_text = isinstance(arguments.get("body"), str)
+        content_type = "text/plain" if is_text else "application/json"
+    # A program that forwards the message over HTTP may copy it into a header.
+    elif (
+        not isinstance(content_type, str)
+        or not (content_type.isascii() and content_type.isprintable())
+        or not 0 < len(content_type.strip()) <= len(content_type) <= _CONTENT_TYPE_MAX
+    ):
+        raise InvalidTarget.of(
+            "content_type", content_type, "give a type such as application/json."
+        )
     message = QueueMessage(
-        exchange="" if exchange is None else _name("exchange", exchange),
+        exchange=exchange_name,
         routing_key=key,
-        body=_text(arguments.get("body")),
-        content_type=_content_type(arguments.get("content_type"), arguments.get("body")),
+        body=body,
+        content_type=content_type,
         headers=_headers(arguments.get("headers")),
     )
     name = message.routing_key if exchange is None else message.exchange
@@ -409,19 +424,6 @@ def _text(body: object) -> str:
         return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise InvalidTarget(f"body cannot be converted to JSON: {error}.") from None
-
-
-def _content_type(value: object, body: object) -> str:
-    if value is None:
-        return "text/plain" if isinstance(body, str) else "application/json"
-    # A program that forwards the message over HTTP may copy it into a header.
-    if (
-        not isinstance(value, str)
-        or not (value.isascii() and value.isprintable())
-        or not 0 < len(value.strip()) <= len(value) <= _CONTENT_TYPE_MAX
-    ):
-        raise InvalidTarget.of("content_type", value, "give a type such as application/json.")
-    return value
 
 
 @about("headers")

@@ -244,7 +244,16 @@ class ChartFrame:
 def stacked_bars(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
     """Return a bar for each point, in which the values of all rows are stacked."""
     sums = [sum(row.values[index] or 0.0 for row in rows) for index in range(len(frame.moments))]
-    top, marks = _linear(max(sums, default=0.0))
+    # A scale from 0, and about four marks with round values.
+    highest = max(sums, default=0.0)
+    top, marks = 1.0, [(0.0, "0"), (1.0, "1")]
+    if highest > 0:
+        rough = highest / 4
+        power = 10 ** math.floor(math.log10(rough))
+        step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
+        count = math.ceil(highest / step - 1e-9)
+        top = step * count
+        marks = [(step * n, f"{round(step * n, 9):,g}") for n in range(count + 1)]
 
     def height(value: float) -> float:
         return _TOP + _PLOT_HEIGHT * (1 - value / top)
@@ -279,7 +288,15 @@ def stacked_bars(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
 def lines(frame: ChartFrame, rows: Sequence[ChartSeries]) -> SafeString:
     """Return a line for each row of durations in seconds, with gaps where there is no value."""
     values = [value for row in rows for value in row.values if value is not None]
-    low, high = _decades(values)
+    # From the mark below to the mark above these durations, at least two marks apart.
+    bounds = [bound for bound, _label in _SECONDS]
+    lowest, highest = (min(values), max(values)) if values else (0.01, 1.0)
+    first = max((n for n, bound in enumerate(bounds) if bound <= lowest), default=0)
+    last = min((n for n, bound in enumerate(bounds) if bound >= highest), default=len(bounds) - 1)
+    if last - first < 2:
+        last = min(first + 2, len(bounds) - 1)
+        first = last - 2
+    low, high = bounds[first], bounds[last]
 
     def height(value: float) -> float:
         share = math.log(min(max(value, low), high) / low) / math.log(high / low)
@@ -336,29 +353,6 @@ def _document(frame: ChartFrame, elements: Sequence[SafeString]) -> SafeString:
         aria_describedby=description,
         font_family="sans-serif",
     )
-
-
-def _linear(highest: float) -> tuple[float, list[tuple[float, str]]]:
-    """Return the top of a scale from 0, and about four marks with round values."""
-    if highest <= 0:
-        return 1.0, [(0.0, "0"), (1.0, "1")]
-    rough = highest / 4
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
-    count = math.ceil(highest / step - 1e-9)
-    return step * count, [(step * n, f"{round(step * n, 9):,g}") for n in range(count + 1)]
-
-
-def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Return the marks below and above these durations, at least two marks apart."""
-    marks = [value for value, _label in _SECONDS]
-    lowest, highest = (min(values), max(values)) if values else (0.01, 1.0)
-    low = max((n for n, value in enumerate(marks) if value <= lowest), default=0)
-    high = min((n for n, value in enumerate(marks) if value >= highest), default=len(marks) - 1)
-    if high - low < 2:
-        high = min(low + 2, len(marks) - 1)
-        low = high - 2
-    return marks[low], marks[high]
 
 
 def _grid(
@@ -478,30 +472,6 @@ def _charts(points: Sequence[ChartPoint], period: ChartPeriod) -> Iterator[dict[
         }
 
 
-def _remarks(
-    request: HttpRequest, points: Sequence[ChartPoint], period: ChartPeriod, *, is_cut: bool
-) -> Iterator[str]:
-    """Yield why the charts are empty or shorter than the period."""
-    if filters.is_limited(request) and not conf.settings().METRICS_TENANTS:
-        yield gettext(
-            "You see only the tenants assigned to you, and METRICS_TENANTS is not set, so nothing"
-            " is counted for each tenant."
-        )
-    now = database_now()
-    kept = (now - conf.kept_from("METRICS", now)).total_seconds()
-    if period.minutes * 60 > kept:
-        yield gettext("Counts are kept for %s (METRICS in RETENTION).") % ago(kept)
-    if is_cut:
-        first = points[0].start
-        yield (
-            gettext(
-                "The charts begin at %s, because the period has too many counts. Choose a queue or"
-                " a task to see all of it."
-            )
-            % f"{timezone.localtime(first):%Y-%m-%d %H:%M}"
-        )
-
-
 def _facts(request: HttpRequest, now: datetime) -> dict[str, Any]:
     # An unknown period is replaced by the first one.
     period = PERIODS.get(request.GET.get("period", ""), next(iter(PERIODS.values())))
@@ -523,12 +493,30 @@ def _facts(request: HttpRequest, now: datetime) -> dict[str, Any]:
                 "is_current": name == period.name,
             }
         )
+    # Why the charts are empty or shorter than the period.
+    remarks = []
+    if filters.is_limited(request) and not conf.settings().METRICS_TENANTS:
+        remarks.append(
+            gettext(
+                "You see only the tenants assigned to you, and METRICS_TENANTS is not set, so"
+                " nothing is counted for each tenant."
+            )
+        )
+    kept = (now - conf.kept_from("METRICS", now)).total_seconds()
+    if period.minutes * 60 > kept:
+        remarks.append(gettext("Counts are kept for %s (METRICS in RETENTION).") % ago(kept))
+    if is_cut:
+        text = gettext(
+            "The charts begin at %s, because the period has too many counts. Choose a queue or"
+            " a task to see all of it."
+        )
+        remarks.append(text % f"{timezone.localtime(points[0].start):%Y-%m-%d %H:%M}")
     return {
         "query": {"period": period, **chosen},
         "periods": periods,
         "queue_choices": sorted({*queues, chosen["queue"]} - {""}),
         "name_choices": sorted({*names, chosen["name"]} - {""}),
-        "remarks": list(_remarks(request, points, period, is_cut=is_cut)),
+        "remarks": remarks,
         "charts": list(_charts(points, period)),
         "asked_at": now,
     }

@@ -54,7 +54,19 @@ def notify(options: cli.Options, out: cli.Output) -> int:
             cli.refuse(f"The tenant has no notification setting {options['name']!r}.")
         outcome = cli.perform(deliveries.create_test, matching[0], options)
         out.note(outcome.message)
-        result = _awaited(outcome.value, options["wait"])
+        # The result of the task, or its present state after this time.
+        deadline, task_id = time.monotonic() + options["wait"], outcome.value
+        columns = ("status", "result", "last_error", "attempts")
+        while True:
+            task = tables.tasks().filter(pk=task_id).values(*columns)
+            state: Mapping[str, Any] = task.first() or {}
+            status, tried = state.get("status", "DELETED"), state.get("attempts", 0) > 0
+            done = status not in (Status.PENDING, Status.QUEUED, Status.RUNNING)
+            if done or (tried and status == Status.PENDING) or time.monotonic() >= deadline:
+                break
+            _idle.wait(_POLL)
+        sent = status == Status.SUCCESS and bool((state.get("result") or {}).get("sent"))
+        result = {"sent": sent, "status": status, "error": state.get("last_error", "")}
         data = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
         text = _sentence(outcome.value, result)
         return out.emit(data, text, cli.OK if result["sent"] else cli.UNHEALTHY)
@@ -86,21 +98,6 @@ def _rows(options: cli.Options) -> Any:
         cli.tenant_named(options["tenant"])
     rows = NotificationSetting.objects.using(tables.database()).select_related("tenant")
     return cli.filtered(rows, options, {"tenant": "tenant__slug"})
-
-
-def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:
-    """Return the result of the task, or its present state after this time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        task = tables.tasks().filter(pk=task_id)
-        columns = ("status", "result", "last_error", "attempts")
-        row: Mapping[str, Any] = task.values(*columns).first() or {}
-        status, tried = row.get("status", "DELETED"), row.get("attempts", 0) > 0
-        done = status not in (Status.PENDING, Status.QUEUED, Status.RUNNING)
-        if done or (tried and status == Status.PENDING) or time.monotonic() >= deadline:
-            sent = status == Status.SUCCESS and bool((row.get("result") or {}).get("sent"))
-            return {"sent": sent, "status": status, "error": row.get("last_error", "")}
-        _idle.wait(_POLL)
 
 
 def _sentence(task_id: uuid.UUID, result: Mapping[str, Any]) -> str:

@@ -225,36 +225,31 @@ def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, A
         )
     names = ("quiet_from", "quiet_until")
     messages.check_together({name: checked.get(name, getattr(row, name)) for name in names})
-    if any(name in values for name in _DESTINATION):
-        checked |= _destination(row, values)
-    return checked
-
-
-def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, Any]:
     kind = values.get("delivery_type", row.delivery_type)
-    if "delivery_config" not in values:
-        if kind == row.delivery_type:
-            return {}
+    if "delivery_config" in values:
+        try:
+            present: dict[str, Any] = row.delivery_config
+        except EncryptionError:
+            present = {}  # a destination that cannot be decrypted can be replaced
+        new = values["delivery_config"]
+        # Compared as it is shown: otherwise an editor could guess a destination by what changes.
+        is_kept = kind == row.delivery_type and new == messages.shown_config(kind, present)
+        slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
+        config = messages.checked_config(
+            kind,
+            dict(present) if is_kept else new,
+            policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
+            allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
+        )
+        if not is_kept:
+            checked |= {"delivery_type": kind, "delivery_config": config}
+    elif kind != row.delivery_type:
         # A URL must not become readable by a type whose masks show more of it.
         raise InvalidOption(
             f"delivery_config is missing: delivery_type={kind!r} needs a new one.",
             option="delivery_config",
         )
-    try:
-        present: dict[str, Any] = row.delivery_config
-    except EncryptionError:
-        present = {}  # a destination that cannot be decrypted can be replaced
-    new = values["delivery_config"]
-    # Compared as it is shown: otherwise an editor could guess a destination by what changes.
-    is_kept = kind == row.delivery_type and new == messages.shown_config(kind, present)
-    slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
-    config = messages.checked_config(
-        kind,
-        dict(present) if is_kept else new,
-        policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
-        allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
-    )
-    return {} if is_kept else {"delivery_type": kind, "delivery_config": config}
+    return checked
 
 
 @operation(

@@ -94,7 +94,18 @@ def send_email(
         _record_health(live, key, "")
         return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
     run = live.run
-    refused, reason = _verdict(failed)
+    # Whether the mail server refused the message or all recipients for good, and what the tenant
+    # may know: the answer of the mail server, but not how it is reached.
+    refused, reason = False, "the mail server does not answer, or refuses the connection"
+    if isinstance(failed, smtplib.SMTPRecipientsRefused):
+        answers = dict(failed.recipients.values())
+        refused = bool(answers) and _TEMPORARY.isdisjoint(answers)
+        reason = "; ".join(_answer(code, reply) for code, reply in sorted(answers.items()))
+    # A refused login is an error in the settings, which is corrected while attempts are left.
+    elif isinstance(failed, smtplib.SMTPResponseException) and not isinstance(
+        failed, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError
+    ):
+        refused, reason = failed.smtp_code >= 500, _answer(failed.smtp_code, failed.smtp_error)
     text = f"E-mail was not accepted: {reason}"
     logger.warning(
         "Attempt %d of task %s: the mail server did not accept the message: %s",
@@ -123,21 +134,6 @@ def _record_health(live: LiveRun, key: str, failure: str) -> None:
         logger.exception(
             "The health of %s was not recorded.", key, extra={"task_id": str(live.run.task_id)}
         )
-
-
-def _verdict(error: Exception) -> tuple[bool, str]:
-    """Return whether the mail server refused the message or all recipients for good, and what the
-    tenant may know: the answer of the mail server, but not how it is reached.
-    """
-    if isinstance(error, smtplib.SMTPRecipientsRefused):
-        answers = dict(error.recipients.values())
-        text = "; ".join(_answer(code, reply) for code, reply in sorted(answers.items()))
-        return bool(answers) and _TEMPORARY.isdisjoint(answers), text
-    # A refused login is an error in the settings, which is corrected while attempts are left.
-    is_login = isinstance(error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError)
-    if isinstance(error, smtplib.SMTPResponseException) and not is_login:
-        return error.smtp_code >= 500, _answer(error.smtp_code, error.smtp_error)
-    return False, "the mail server does not answer, or refuses the connection"
 
 
 def _answer(code: int, text: bytes | str) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError
@@ -349,37 +348,25 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
         for overlap_key, several in overlap.open_runs(overlap_keys).items()
         if all(task.held for task in several)
     }
-    recent = _recently_changed(
-        free, {schedule for *_, schedule in waiting if schedule is not None}, context.ago(PATIENCE)
-    )
-    for pk, overlap_key, _ in waiting:
-        if overlap_key in free - recent:
-            yield Finding(
-                pk, "overlap_key", overlap_key, "due", advice="" if context.led else NO_LEADER
-            )
-
-
-def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
-    """Return the overlap keys of which a task or workflow ended or changed after ``cutoff``."""
+    # Not those of which a task or workflow ended or changed recently.
+    cutoff = context.ago(PATIENCE)
     ended = tables.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
-    changed = {
+    recent = {
         overlap_key
         for overlap_key, last in ended.annotate(last=Max("completed_at"))
         if last is not None and last >= cutoff
     }
     moved = tables.tasks().with_overlap_keys(free).filter(updated_at__gte=cutoff).order_by()
-    changed |= {
-        overlap_key
-        for overlap_key in moved.values_list("overlap_key", flat=True)
-        if overlap_key is not None
-    }
-    if (
-        workflow_runs()
-        .filter(recurring_task__in=list(schedules), completed_at__gte=cutoff)
-        .exists()
-    ):
-        return set(free)
-    return changed
+    recent |= set(moved.values_list("overlap_key", flat=True))
+    schedules = {schedule for *_, schedule in waiting if schedule is not None}
+    of_schedules = workflow_runs().filter(recurring_task__in=list(schedules))
+    if of_schedules.filter(completed_at__gte=cutoff).exists():
+        return
+    for pk, overlap_key, _ in waiting:
+        if overlap_key in free - recent:
+            yield Finding(
+                pk, "overlap_key", overlap_key, "due", advice="" if context.led else NO_LEADER
+            )
 
 
 @stuck_on_overlap.repaired_by("the oldest task of its key is due")

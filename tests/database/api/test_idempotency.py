@@ -71,6 +71,7 @@ def test_a_bad_key_is_named(acme: ApiClient, key: str, path: str) -> None:
     assert (response.status_code, pointers(response)) == (400, ["Idempotency-Key"])
 
 
+@pytest.mark.django_db(transaction=True)
 def test_an_expired_key_may_be_used_again_and_is_deleted(acme: ApiClient) -> None:
     acme.post("/tasks", call(), Idempotency_Key="k")
     acme.post("/tasks", call(), Idempotency_Key="other")
