@@ -14,12 +14,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import QuerySet
 
-from django_durable_tasks.audit import (
-    AuditRecorder,
-    as_recordset,
-    collected_entries,
-    insert_entries,
-)
+from django_durable_tasks import audit
 from django_durable_tasks.contrib.api.models import IdempotentRequest
 from django_durable_tasks.contrib.api.quotas import tenant_quotas
 from django_durable_tasks.encryption import EncryptedValue, StorageLocation, decrypted, encrypted
@@ -98,7 +93,7 @@ def once(
             )
         body = decrypted(row.body, _place(row))
         return StoredAnswer(row.status_code, body, row.headers, replayed=True)
-    with collected_entries() as entries:
+    with audit.collected_entries() as entries:
         answer = act()
     _store(row, answer, entries)
     return answer
@@ -111,7 +106,7 @@ def _store(row: IdempotentRequest, answer: StoredAnswer, entries: Sequence[Audit
     tables.unguarded(IdempotentRequest).filter(pk=row.pk).update(
         status_code=answer.status_code, body=body, headers=headers
     )
-    insert_entries(entries)
+    audit.insert_entries(entries)
 
 
 @_store.on(POSTGRESQL)
@@ -121,7 +116,7 @@ def _store_in_one_statement(
     body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
     texts = {"body": json.dumps(body), "headers": json.dumps(headers)}
     values = {"id": row.pk, "status_code": answer.status_code, **texts}
-    insert_entries(entries, sql("store_answer"), values)
+    audit.insert_entries(entries, sql("store_answer"), values)
 
 
 @verb
@@ -230,7 +225,7 @@ def create_with_answer(
     if task.has_key:
         return None
     row = inserts.row_at(task, now)
-    answer, recorder = answer_of(row), AuditRecorder("task.create")
+    answer, recorder = answer_of(row), audit.AuditRecorder("task.create")
     recorder.created_task(row)
     request = asdict(identity)
     parameters = {
@@ -239,7 +234,7 @@ def create_with_answer(
         "status_code": answer.status_code,
         "headers": json.dumps(dict(answer.headers)),
         "body": answer.body.decode(),
-        "entries": as_recordset(recorder.entries()),
+        "entries": audit.as_recordset(recorder.entries()),
     }
     with in_progress(identity):
         created = retry_on_deadlock(insert_with_answer)(task, now, parameters)

@@ -24,7 +24,7 @@ from django_durable_tasks.audit import OBJECT_TYPES, about
 from django_durable_tasks.choices import AuditSource, Status
 from django_durable_tasks.cluster.queues import Depth, depths
 from django_durable_tasks.cluster.status import overview
-from django_durable_tasks.contrib.api import fields, problems, quotas
+from django_durable_tasks.contrib.api import fields, problems, quotas, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
 from django_durable_tasks.contrib.api.models import ApiKey
@@ -32,12 +32,6 @@ from django_durable_tasks.contrib.api.openapi import document_text
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
-from django_durable_tasks.contrib.api.views import (
-    ApiViewSet,
-    OperationsMixin,
-    address_of,
-    endpoint,
-)
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads, paused_queues
 from django_durable_tasks.models import AuditEntry, NodeKind, SchedulerLease, Task, Tenant
@@ -53,13 +47,13 @@ _HEALTH_KEPT = 1.0
 COUNTED = 100_000
 
 
-class HealthViewSet(ApiViewSet):
+class HealthViewSet(views.ApiViewSet):
     """Whether tasks start. It needs no key and reveals no names, for probes of load balancers."""
 
     singular = "Health"
     authentication_classes = ()
 
-    @endpoint(statuses=(503,))
+    @views.endpoint(statuses=(503,))
     def list(self, request: Request) -> Response:
         """Return liveness, readiness, and the age of the oldest task that is due.
 
@@ -134,14 +128,14 @@ class AlertAnswer(Answer):
     since = fields.Instant()
 
 
-class SchedulerViewSet(ApiViewSet):
+class SchedulerViewSet(views.ApiViewSet):
     """The state of the installation, which all tenants share."""
 
     singular = "Scheduler"
     reads = ("node",)
     is_shared = True
 
-    @endpoint(
+    @views.endpoint(
         "status",
         detail=False,
         scope=ApiScope.QUEUES,
@@ -189,7 +183,7 @@ def _ended(status: Status, now: datetime) -> int:
 class HistoryViewSet(OneTaskMixin):
     """The attempts of a task."""
 
-    @endpoint(
+    @views.endpoint(
         "history",
         reads=("task", "taskexecutionlog"),
         answer=list_of(ExecutionAnswer),
@@ -217,7 +211,7 @@ class QueueAnswer(Answer):
     concurrency = fields.Integer()
 
 
-class QueueViewSet(OperationsMixin):
+class QueueViewSet(views.OperationsMixin):
     """The queues of the installation, which all tenants share."""
 
     singular, plural = "Queue", "Queues"
@@ -247,20 +241,20 @@ class QueueViewSet(OperationsMixin):
         """Return the name."""
         return row.queue
 
-    @endpoint(scope=ApiScope.QUEUES, answer=list_of(QueueAnswer))
+    @views.endpoint(scope=ApiScope.QUEUES, answer=list_of(QueueAnswer))
     def list(self, request: Request) -> Response:
         """Return the queues that have open tasks, a worker or a pause, by name."""
         return self.whole([QueueAnswer.shown(depth) for depth in depths(database_now())])
 
 
-class MetricsViewSet(ApiViewSet):
+class MetricsViewSet(views.ApiViewSet):
     """The metrics of all tenants."""
 
     singular = "Metrics"
     reads = ("node",)
     is_shared = True
 
-    @endpoint(
+    @views.endpoint(
         scope=ApiScope.METRICS,
         media_types=("text/plain", "text/*", "application/openmetrics-text"),
     )
@@ -291,13 +285,13 @@ class TenantAnswer(Answer):
         hidden = ()
 
 
-class TenantViewSet(ApiViewSet):
+class TenantViewSet(views.ApiViewSet):
     """The tenant of the key, or the tenants that a staff user may choose."""
 
     answer = TenantAnswer
     order = "slug"
 
-    @endpoint(is_list=True)
+    @views.endpoint(is_list=True)
     def list(self, request: Request) -> Response:
         """Return the tenants, by slug."""
         caller, rows = self.caller, Tenant.objects.using(conf.settings().DATABASE)
@@ -320,14 +314,14 @@ class KeyAnswer(Answer):
         hidden = ("identifier", "mode", "created_by", "revoked_by", "reason")
 
 
-class KeyViewSet(ApiViewSet):
+class KeyViewSet(views.ApiViewSet):
     """Who sends the request, and what it may do."""
 
     singular, plural = "Key", ""
     answer = KeyAnswer
     reads = ("tenant",)
 
-    @endpoint()
+    @views.endpoint()
     def list(self, request: Request) -> Response:
         """Return the scopes, the expiry and the last use of the own key."""
         caller = self.caller
@@ -347,13 +341,13 @@ class QuotaAnswer(Answer):
     used = fields.Integer(allow_null=True)
 
 
-class QuotaViewSet(ApiViewSet):
+class QuotaViewSet(views.ApiViewSet):
     """The quotas of the tenant. Ended tasks do not count."""
 
     singular = "Quota"
     reads = ("durable_tasks_api.tenantquota",)
 
-    @endpoint(answer=list_of(QuotaAnswer))
+    @views.endpoint(answer=list_of(QuotaAnswer))
     def list(self, request: Request) -> Response:
         """Return each quota with its limit and what is used of it."""
         rows = quotas.usage(self.caller.tenant)
@@ -394,13 +388,13 @@ def _entry(about: str) -> fields.Text:
     return fields.Text(required=False, max_length=_LONGEST, help_text=f"Only entries {about}.")
 
 
-class AuditViewSet(ApiViewSet):
+class AuditViewSet(views.ApiViewSet):
     """The audit entries of the tenant."""
 
     plural = "AuditEntries"
     answer = AuditAnswer
 
-    @endpoint(
+    @views.endpoint(
         is_list=True,
         filters={
             "operation": _entry("of this operation, such as tasks.cancel"),
@@ -450,7 +444,7 @@ class AuditViewSet(ApiViewSet):
 # The pages of the API: problem types, the OpenAPI document, and a page to try the API.
 
 
-class ProblemViewSet(ApiViewSet):
+class ProblemViewSet(views.ApiViewSet):
     """The types of problems. They need no key: their addresses are in answers with status 401."""
 
     singular = "ProblemType"
@@ -458,7 +452,7 @@ class ProblemViewSet(ApiViewSet):
     lookup_url_kwarg = "code"
     lookup_value_converter = "slug"
 
-    @endpoint()
+    @views.endpoint()
     def retrieve(self, request: Request, code: str) -> Response:
         """Return the status, the title and the remedy."""
         kind = problems.TYPES.get(code)
@@ -467,12 +461,12 @@ class ProblemViewSet(ApiViewSet):
         return Response(dataclasses.asdict(kind))
 
 
-class UnknownViewSet(ApiViewSet):
+class UnknownViewSet(views.ApiViewSet):
     """Every other address answers 404 to every method."""
 
     authentication_classes = ()
     schema: Any = None
-    http_method_names = (*ApiViewSet.http_method_names, "put", "options", "trace")
+    http_method_names = (*views.ApiViewSet.http_method_names, "put", "options", "trace")
     allowed_methods: Any = ()
 
     def http_method_not_allowed(self, request: Any, *args: Any, **kwargs: Any) -> Response:
@@ -480,23 +474,23 @@ class UnknownViewSet(ApiViewSet):
         raise Problem(problems.NOT_FOUND, "There is no such address.")
 
 
-class SchemaViewSet(ApiViewSet):
+class SchemaViewSet(views.ApiViewSet):
     """The OpenAPI 3.1 document. It contains no data of a tenant and needs no key."""
 
     singular = "Schema"
     authentication_classes = ()
 
-    @endpoint()
+    @views.endpoint()
     def list(self, request: Request) -> Response:
         """Return the document."""
-        root = address_of("schema-list").removesuffix("/schema")
+        root = views.address_of("schema-list").removesuffix("/schema")
         return Response(document_text(root, conf.settings().API_SESSIONS))
 
 
 _HTML = "text/html"
 
 
-class DocsViewSet(ApiViewSet):
+class DocsViewSet(views.ApiViewSet):
     """A page on which a user enters a key and sends requests.
 
     Its scripts are files of ``drf_spectacular_sidecar`` and of this package, so that a strict
@@ -506,9 +500,9 @@ class DocsViewSet(ApiViewSet):
     singular = "Docs"
     authentication_classes = ()
 
-    @endpoint(media_types=(_HTML,))
+    @views.endpoint(media_types=(_HTML,))
     def list(self, request: Request) -> HttpResponse:
         """Return the page."""
-        context = {"schema": address_of("schema-list")}
+        context = {"schema": views.address_of("schema-list")}
         page = render_to_string("django_durable_tasks/api/docs.html", context)
         return HttpResponse(page, content_type=f"{_HTML}; charset=utf-8")

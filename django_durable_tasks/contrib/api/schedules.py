@@ -14,7 +14,7 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
-from django_durable_tasks.contrib.api import fields, problems, views
+from django_durable_tasks.contrib.api import fields, problems, targets, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
@@ -22,11 +22,6 @@ from django_durable_tasks.contrib.api.openapi import LIMIT_MAX
 from django_durable_tasks.contrib.api.problems import Problem, invalid_field
 from django_durable_tasks.contrib.api.quotas import charge
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
-from django_durable_tasks.contrib.api.targets import (
-    check_queue,
-    edited_arguments,
-    target_of,
-)
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
@@ -207,7 +202,7 @@ class RecurringTaskViewSet(views.OperationsMixin, views.ReadMixin):
     def create(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
         data = self.valid()
-        target = target_of(data, self.caller)
+        target = targets.target_of(data, self.caller)
 
         def act() -> StoredAnswer:
             with errors_of_timetable(data):
@@ -243,11 +238,13 @@ class RecurringTaskViewSet(views.OperationsMixin, views.ReadMixin):
         tenant = self.caller.tenant
 
         def change(row: RecurringTask, data: dict[str, Any]) -> None:
-            check_queue(data, tenant)
+            targets.check_queue(data, tenant)
             keywords = options_of(data)
             if "target_config" in data:
                 config = data["target_config"]
-                keywords |= edited_arguments(row.task, row, config, self.caller, row.overlap_key)
+                keywords |= targets.edited_arguments(
+                    row.task, row, config, self.caller, row.overlap_key
+                )
             with errors_of_timetable(data):
                 RecurringTask.objects.upsert(
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords

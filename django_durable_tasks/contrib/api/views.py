@@ -40,18 +40,13 @@ from django_durable_tasks.contrib.api import (
     authentication,
     fields,
     idempotent_requests,
+    openapi,
     parsing,
     problems,
     quotas,
 )
 from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
 from django_durable_tasks.contrib.api.idempotent_requests import RequestIdentity, StoredAnswer
-from django_durable_tasks.contrib.api.openapi import (
-    DEFAULT_LIMIT,
-    KEY_SENT_MAX,
-    LIMIT_MAX,
-    EndpointSchema,
-)
 from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import without_secrets
@@ -196,10 +191,10 @@ _OF_MARK = {mark: value for value, mark in _MARKS.items()}
 
 def limit_of(request: Request) -> int:
     """Return the size of a page; raises Problem."""
-    text = request.query_params.get("limit", str(DEFAULT_LIMIT))
-    if not _WHOLE.fullmatch(text) or int(text) > LIMIT_MAX:
+    text = request.query_params.get("limit", str(openapi.DEFAULT_LIMIT))
+    if not _WHOLE.fullmatch(text) or int(text) > openapi.LIMIT_MAX:
         raise problems.invalid_parameter(
-            "limit", f"is not a whole number from 1 to {LIMIT_MAX}", "range"
+            "limit", f"is not a whole number from 1 to {openapi.LIMIT_MAX}", "range"
         )
     return int(text)
 
@@ -339,7 +334,7 @@ class ApiViewSet(GenericViewSet[Any]):
     pagination_class = None
     metadata_class = None
     versioning_class = None
-    schema = EndpointSchema()
+    schema = openapi.EndpointSchema()
     http_method_names: Sequence[str] = ("get", "post", "patch", "delete", "head")
 
     singular: ClassVar[str] = ""
@@ -799,7 +794,7 @@ def idempotency_key(request: Request) -> str | None:
     text = header.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    if len(header) > KEY_SENT_MAX or not _KEY.fullmatch(text):
+    if len(header) > openapi.KEY_SENT_MAX or not _KEY.fullmatch(text):
         raise problems.invalid_header(
             "Idempotency-Key", "give 1 to 200 printable ASCII characters."
         )

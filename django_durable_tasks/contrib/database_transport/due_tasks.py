@@ -26,13 +26,7 @@ from celery import current_app, signals
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery import worker_node
-from django_durable_tasks.celery.prepared_messages import (
-    RUN_HEADER,
-    TakenRun,
-    celery_id_of,
-    prepare,
-)
+from django_durable_tasks.celery import prepared_messages, worker_node
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.database_transport import session, wakeups
 from django_durable_tasks.counted import counted
@@ -316,16 +310,16 @@ class DueTasks:
 
     def _message(self, channel: Any, message: Any, run: Run | None) -> Any:
         queue = current_app.amqp.queues[message.queue]
-        built = prepare(channel, _DRIVER, message, queue)
+        built = prepared_messages.prepare(channel, _DRIVER, message, queue)
         tag = f"{RUN_TAG}{uuid.uuid4()}"
         built["properties"].update(delivery_tag=tag)
         built["properties"].setdefault("delivery_info", {}).update(
             exchange="", routing_key=message.queue
         )
         if run is not None:
-            run = run._replace(celery_id=celery_id_of(message))
+            run = run._replace(celery_id=prepared_messages.celery_id_of(message))
             now = time.monotonic()
-            built["headers"][RUN_HEADER] = TakenRun(run, now)
+            built["headers"][prepared_messages.RUN_HEADER] = prepared_messages.TakenRun(run, now)
             self._waiting[tag] = _Waiting(run, now, now)
         return channel.Message(built, channel=channel)
 

@@ -32,12 +32,6 @@ from kombu.utils.uuid import uuid
 from django_durable_tasks.contrib.database_transport import due_tasks, routing, wakeups
 from django_durable_tasks.contrib.database_transport.due_tasks import RUN_TAG, DueTasks, takes_tasks
 from django_durable_tasks.contrib.database_transport.models import Queue
-from django_durable_tasks.contrib.database_transport.routing import (
-    TYPES,
-    Declarations,
-    StoredMessage,
-    not_found,
-)
 from django_durable_tasks.contrib.database_transport.session import (
     LEASE,
     LOST,
@@ -67,7 +61,7 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 _HIGHEST_PRIORITY = 9
 # The properties of AMQP, and the one of Kombu by which a message is routed.
 _PROPERTIES = {name for name, _ in AMQPMessage.PROPERTIES} | {"delivery_info"}
-_declarations: dict[str, Declarations] = {}
+_declarations: dict[str, routing.Declarations] = {}
 
 
 class MessageTooLarge(ValueError):
@@ -168,7 +162,7 @@ class Channel(virtual.Channel):
         self._process_id = os.getpid()
         self.session: Session = connection.session
         self.alias: str = connection.alias
-        self.declarations: Declarations = connection.declarations
+        self.declarations: routing.Declarations = connection.declarations
         self.consumptions: dict[str, Consumption] = {}
 
     # Declarations.
@@ -194,7 +188,7 @@ class Channel(virtual.Channel):
             if not passive:
                 self.declarations.declare_exchange(name, kind)
             elif not self.declarations.has_exchange(name):
-                raise not_found("exchange", name)
+                raise routing.not_found("exchange", name)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         """Delete an exchange with its bindings. Its queues stay."""
@@ -228,7 +222,7 @@ class Channel(virtual.Channel):
                 else self.declarations.declare_queue(name, options)
             )
             if queue_id is None:
-                raise not_found("queue", name)
+                raise routing.not_found("queue", name)
             return queue_declare_ok_t(name, routing.length(self.alias, queue_id), 0)
 
     def queue_bind(
@@ -294,7 +288,7 @@ class Channel(virtual.Channel):
         with self._statements():
             queue_id = self.declarations.queue_id(queue)
             if queue_id is None:
-                raise not_found("queue", queue)
+                raise routing.not_found("queue", queue)
             return routing.delete_in_parts(routing.ready_messages(self.alias, queue_id))
 
     # Publishing.
@@ -325,7 +319,7 @@ class Channel(virtual.Channel):
                 f" durable-database:// stores at most {limit:,}. Pass the id of a stored object"
                 " instead, or raise broker_transport_options['max_message_bytes']."
             )
-        stored = StoredMessage(
+        stored = routing.StoredMessage(
             rank=self._get_message_priority(message, reverse=True),
             body=body,
             ttl=_milliseconds(properties.get("expiration")),
@@ -361,7 +355,7 @@ class Channel(virtual.Channel):
         with self._statements():
             queue_id = self.declarations.queue_id(queue)
         if queue_id is None:
-            raise not_found("queue", queue)
+            raise routing.not_found("queue", queue)
         self.session.open()
         with self.session.connected():
             Queue.objects.using(self.alias).filter(pk=queue_id).exclude(
@@ -401,7 +395,7 @@ class Channel(virtual.Channel):
         with self._statements():
             queue_id = self.declarations.queue_id(queue)
         if queue_id is None:
-            raise not_found("queue", queue)
+            raise routing.not_found("queue", queue)
         while rows := self.session.claim([Demand(queue_id, 0, 1)]):
             message = self.message_of(rows[0], no_ack=no_ack)
             if message is not None:
@@ -500,7 +494,7 @@ class Transport(virtual.Transport):
 
     Channel = Channel
     implements = virtual.Transport.implements.extend(
-        asynchronous=True, exchange_type=TYPES, heartbeats=False
+        asynchronous=True, exchange_type=routing.TYPES, heartbeats=False
     )
     driver_type = "database"
     driver_name = "django"
@@ -517,7 +511,7 @@ class Transport(virtual.Transport):
         self.max_message_bytes = int(options.get("max_message_bytes", MAX_MESSAGE_BYTES))
         self.notify = bool(options.get("notify", True))
         lease = float(options.get("lease", LEASE))
-        self.declarations = _declarations.setdefault(self.alias, Declarations(self.alias))
+        self.declarations = _declarations.setdefault(self.alias, routing.Declarations(self.alias))
         self.session = Session(self.alias, lease, self.queues_in_use, self._queues_missing)
         self._pause = _SHORTEST_PAUSE
         self._next_poll = 0.0

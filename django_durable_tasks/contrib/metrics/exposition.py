@@ -29,17 +29,8 @@ from django_durable_tasks import conf, process_state
 from django_durable_tasks.choices import FireOutcome, LogStatus
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.cluster.status import is_silent, recent_clock_step
+from django_durable_tasks.contrib.metrics import models
 from django_durable_tasks.contrib.metrics.counts import read_totals, settled_until
-from django_durable_tasks.contrib.metrics.models import (
-    ALL_TENANTS,
-    BUCKETS,
-    OTHER,
-    SERIES_MAX,
-    CountedDurations,
-    Duration,
-    MetricKind,
-    SeriesKey,
-)
 from django_durable_tasks.limits import config, waitlist
 from django_durable_tasks.limits.scopes import EACH_TENANT
 from django_durable_tasks.models import Node, SchedulerLease
@@ -57,7 +48,7 @@ from django_durable_tasks.tasks import operator_actions
 
 
 PREFIX = "durable_tasks"
-Totals = Sequence[tuple[SeriesKey, CountedDurations]]
+Totals = Sequence[tuple[models.SeriesKey, models.CountedDurations]]
 _ACCEPTED = frozenset(
     (LogStatus.SUCCESS, LogStatus.FAILED, LogStatus.RETRY, LogStatus.LOST, LogStatus.CANCELLED)
 )
@@ -77,54 +68,59 @@ class TotalMetric(NamedTuple):
 
     name: str
     text: str
-    kind: MetricKind
+    kind: models.MetricKind
     statuses: Collection[str] | None = None
     labels: Mapping[str, str] = _TASK
 
-    def sums(self, key: SeriesKey) -> bool:
+    def sums(self, key: models.SeriesKey) -> bool:
         """Return whether the series is part of this counter."""
         return key.kind == self.kind and (self.statuses is None or key.status in self.statuses)
 
 
 TOTALS = (
-    TotalMetric("scheduled", "Created tasks.", MetricKind.CREATED),
-    TotalMetric("executed", "Ended attempts.", MetricKind.ATTEMPT, _ACCEPTED, _TASK_AND_STATUS),
-    TotalMetric("failed", "Attempts that failed for good.", MetricKind.ATTEMPT, {"FAILED"}),
+    TotalMetric("scheduled", "Created tasks.", models.MetricKind.CREATED),
+    TotalMetric(
+        "executed", "Ended attempts.", models.MetricKind.ATTEMPT, _ACCEPTED, _TASK_AND_STATUS
+    ),
+    TotalMetric("failed", "Attempts that failed for good.", models.MetricKind.ATTEMPT, {"FAILED"}),
     TotalMetric(
         "retried",
         "Attempts that failed and are followed by another one.",
-        MetricKind.ATTEMPT,
+        models.MetricKind.ATTEMPT,
         {"RETRY"},
     ),
     TotalMetric(
         "refused",
         "Endings of runs that no longer owned their task, and duplicate messages.",
-        MetricKind.ATTEMPT,
+        models.MetricKind.ATTEMPT,
         {"FENCED", "DUPLICATE"},
         _TASK_AND_STATUS,
     ),
     TotalMetric(
-        "skipped", "Tasks that ended without an attempt.", MetricKind.ENDED, labels=_TASK_AND_STATUS
+        "skipped",
+        "Tasks that ended without an attempt.",
+        models.MetricKind.ENDED,
+        labels=_TASK_AND_STATUS,
     ),
     TotalMetric(
         "misfires",
         "Fire times of recurring tasks that did not run.",
-        MetricKind.OCCURRENCE,
+        models.MetricKind.OCCURRENCE,
         _NOT_FIRED,
         {"reason": "status"},
     ),
 )
 HISTOGRAMS = (
-    ("run_seconds", "Duration of an attempt.", Duration.RUN),
+    ("run_seconds", "Duration of an attempt.", models.Duration.RUN),
     (
         "scheduler_wait_seconds",
         "Time from when a task was due until it was claimed.",
-        Duration.SCHEDULER_WAIT,
+        models.Duration.SCHEDULER_WAIT,
     ),
     (
         "broker_wait_seconds",
         "Time from when a task was claimed until it started.",
-        Duration.BROKER_WAIT,
+        models.Duration.BROKER_WAIT,
     ),
 )
 
@@ -141,7 +137,7 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
             family.add_metric(list(labels), counted.number)
         yield family
     fields = {**_TASK, **_TENANT} if tenants else _TASK
-    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
+    bounds = [*(str(float(bound)) for bound in models.BUCKETS), "+Inf"]
     for name, text, duration in HISTOGRAMS:
         rows = ((key, counted) for key, counted in totals if duration in counted.durations)
         histogram = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
@@ -213,16 +209,16 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
 
 
 def _grouped(
-    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
-) -> dict[tuple[str, ...], CountedDurations]:
+    rows: Iterable[tuple[models.SeriesKey, models.CountedDurations]], labels: Mapping[str, str]
+) -> dict[tuple[str, ...], models.CountedDurations]:
     """Return the sums by labels; series of several tenants or statuses may have the same."""
-    groups: dict[tuple[str, ...], CountedDurations] = {}
+    groups: dict[tuple[str, ...], models.CountedDurations] = {}
     for key, counted in rows:
         values = key._asdict()
-        if key.tenant_id == ALL_TENANTS:
+        if key.tenant_id == models.ALL_TENANTS:
             values["tenant_id"] = ""
         group = tuple(str(values[field]) for field in labels.values())
-        groups.setdefault(group, CountedDurations()).add(counted)
+        groups.setdefault(group, models.CountedDurations()).add(counted)
     return dict(sorted(groups.items()))
 
 
@@ -392,7 +388,7 @@ def busiest_queues(queues: Mapping[str, QueueGauge], most: int) -> dict[str, Que
     names = sorted(queues, key=size)
     busiest = {name: queues[name] for name in sorted(names[:most])}
     for name in names[most:]:
-        busiest[OTHER] = busiest.get(OTHER, QueueGauge()).plus(queues[name])
+        busiest[models.OTHER] = busiest.get(models.OTHER, QueueGauge()).plus(queues[name])
     return busiest
 
 
@@ -452,7 +448,7 @@ def read_gauges() -> Gauges:
         published = QueueGauge(queued=queued, running=tenants.total() - queued)
         open_tasks[queue] = open_tasks.get(queue, QueueGauge()).plus(published)
     return Gauges(
-        queues=busiest_queues(open_tasks, SERIES_MAX),
+        queues=busiest_queues(open_tasks, models.SERIES_MAX),
         term=term,
         is_led=expires_at is not None and expires_at > now,
         nodes=Counter((node.kind, _state(node, now)) for node in alive),
@@ -464,7 +460,7 @@ def read_gauges() -> Gauges:
                 for scope, allowed in sorted(limit_config.scopes.items())
                 if allowed.places is not None and scope != EACH_TENANT
             },
-            SERIES_MAX,
+            models.SERIES_MAX,
         ),
         dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
         settled_age=(now - settled).total_seconds() if settled else 0.0,

@@ -22,7 +22,6 @@ from django_durable_tasks.contrib.notifications.models import NotificationEvent,
 from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
-from django_durable_tasks.models.guarded import TenantQuerySet
 from django_durable_tasks.process_state import Refresher
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.trigger import KnownSchedule
@@ -48,14 +47,6 @@ _REFRESH_EVERY, _USABLE, _PATIENCE = 2.0, 10.0, 1.0
 """Seconds between two reads, the age up to which a caller does not read itself, and how long it
 waits for another reader.
 """
-
-
-def settings_rows() -> TenantQuerySet[NotificationSetting]:
-    """Return a queryset of all notification settings, without the guard against writes."""
-    queryset: TenantQuerySet[NotificationSetting] = NotificationSetting.objects.using(
-        tables.database()
-    )
-    return queryset.unguarded()
 
 
 class Subscriptions:
@@ -145,9 +136,10 @@ class RecentSubscriptions:
     def _read_changed(self) -> None:
         # Each change raises a revision, each creation the greatest id, each deletion changes the
         # number, so that one statement shows whether a setting has changed.
-        version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
+        rows = tables.unguarded(NotificationSetting)
+        version = rows.aggregate(Count("pk"), Sum("revision"), Max("pk"))
         if version != self._version:
-            enabled = settings_rows().filter(enabled=True).order_by("pk")
+            enabled = rows.filter(enabled=True).order_by("pk")
             self._enabled = Subscriptions(enabled, stored=version["pk__count"])
             self._version = version
 

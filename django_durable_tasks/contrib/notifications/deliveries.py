@@ -20,14 +20,7 @@ from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatu
 from django_durable_tasks.cluster import queues, status
 from django_durable_tasks.contrib.callbacks import http
 from django_durable_tasks.contrib.callbacks.http import SigningSecrets, record_read_secrets
-from django_durable_tasks.contrib.notifications import messages
-from django_durable_tasks.contrib.notifications.capture import (
-    RecentSubscriptions,
-    Subscriptions,
-    record_events,
-    settings_rows,
-    subscriptions,
-)
+from django_durable_tasks.contrib.notifications import capture, messages
 from django_durable_tasks.contrib.notifications.models import (
     Alert,
     NotificationEvent,
@@ -106,21 +99,26 @@ def create_setting(tenant: Any = None, **values: Any) -> NotificationSetting:
             # The tenant is locked, so that concurrent calls do not exceed the maximum.
             tenants = Tenant.objects.using(tables.database())
             tables.locked_for_change(tenants).get(pk=tenant_id)
-            if settings_rows().for_tenant(tenant_id).count() >= _SETTINGS_MAX:
+            if (
+                tables.unguarded(NotificationSetting).filter(tenant_id=tenant_id).count()
+                >= _SETTINGS_MAX
+            ):
                 raise TransitionRefused(
                     f"The tenant has {_SETTINGS_MAX} notification settings, the most that are"
                     " allowed: delete one first."
                 )
-            settings_rows().bulk_create([row])
-            created = settings_rows().get(tenant_id=tenant_id, name=row.name)
+            tables.unguarded(NotificationSetting).bulk_create([row])
+            created = tables.unguarded(NotificationSetting).get(tenant_id=tenant_id, name=row.name)
             # A ciphertext is bound to the id, which is known only after the insert.
-            settings_rows().filter(pk=created.pk).update(**_set_config(created, config))
+            tables.unguarded(NotificationSetting).filter(pk=created.pk).update(
+                **_set_config(created, config)
+            )
             entry.changed(_AUDITED, created.pk, {}, _shown(created), tenant_id)
     except IntegrityError:
         raise TransitionRefused(
             f"name={row.name!r}: the tenant has a notification setting of this name."
         ) from None
-    process_state.of(RecentSubscriptions).expire()
+    process_state.of(capture.RecentSubscriptions).expire()
     return created
 
 
@@ -148,7 +146,7 @@ def change_setting(
     InvalidOption, and TransitionRefused if the setting was deleted or has another revision.
     """
     with recorded("notification_setting.change") as entry:
-        rows = tables.locked_for_change(settings_rows().filter(pk=row.pk))
+        rows = tables.locked_for_change(tables.unguarded(NotificationSetting).filter(pk=row.pk))
         present = rows.first()
         if present is None or (revision is not None and present.revision != revision):
             raise TransitionRefused(
@@ -161,18 +159,18 @@ def change_setting(
             checked["collecting"] = None
         if "delivery_config" in checked:
             checked |= _set_config(present, checked["delivery_config"])
-        settings_rows().filter(pk=present.pk).update(
+        tables.unguarded(NotificationSetting).filter(pk=present.pk).update(
             **checked,
             revision=F("revision") + 1,
             updated_at=DatabaseNow(),
             updated_by=current_actor().by[:200],
             reason=current_actor().reason[:500],
         )
-        changed = settings_rows().get(pk=present.pk)
+        changed = tables.unguarded(NotificationSetting).get(pk=present.pk)
         if _times(changed) != _times(present):
             _make_due(changed.pk)
         entry.changed(_AUDITED, row.pk, before, _shown(changed), present.tenant_id)
-    process_state.of(RecentSubscriptions).expire()
+    process_state.of(capture.RecentSubscriptions).expire()
     return changed
 
 
@@ -274,10 +272,10 @@ def delete_setting(row: NotificationSetting) -> bool:
     """
     key, actor = row.pk, current_actor()
     with recorded("notification_setting.delete") as entry:
-        deleted = bool(settings_rows().filter(pk=key).delete()[0])
+        deleted = bool(tables.unguarded(NotificationSetting).filter(pk=key).delete()[0])
         if deleted:
             entry.changed(_AUDITED, key, _shown(row), {}, row.tenant_id)
-    process_state.of(RecentSubscriptions).expire()
+    process_state.of(capture.RecentSubscriptions).expire()
     if deleted:
         text = comment(f"Notification setting {row.name!r} was deleted", actor.by, actor.reason)
         logger.info("%s.", text)
@@ -287,7 +285,7 @@ def delete_setting(row: NotificationSetting) -> bool:
 def disable_setting(setting_id: int, reason: str) -> None:
     """Disable a setting whose receiver wants no more messages."""
     disabled = (
-        settings_rows()
+        tables.unguarded(NotificationSetting)
         .filter(pk=setting_id, enabled=True)
         .update(
             enabled=False,
@@ -318,7 +316,7 @@ def record_result(setting_id: int, status: str, error: str = "") -> None:
     """Record the result of the last delivery, unless another transaction has locked the setting.
     The revision stays the same.
     """
-    this = settings_rows().filter(pk=setting_id)
+    this = tables.unguarded(NotificationSetting).filter(pk=setting_id)
     with tables.atomic():
         free = tables.locked_for_change(this, skip_locked=True)
         if free.values_list("pk", flat=True).first() is not None:
@@ -457,7 +455,9 @@ class _Batch:
         self.of_setting = defaultdict[int, list[NotificationEvent]](list)
         for row in rows:
             self.of_setting[row.setting_id].append(row)
-        enabled = settings_rows().filter(pk__in=list(self.of_setting), enabled=True)
+        enabled = tables.unguarded(NotificationSetting).filter(
+            pk__in=list(self.of_setting), enabled=True
+        )
         self.settings = {row.pk: row for row in enabled}
         digests = enabled.filter(Q(digest__isnull=False) | Q(collecting__isnull=False))
         free = {
@@ -495,7 +495,7 @@ def _collected(
     remaining = _due(now).filter(setting_id=setting.pk)
     collecting = delivery if more and remaining.exists() else None
     if collecting != setting.collecting:
-        settings_rows().filter(pk=setting.pk).update(collecting=collecting)
+        tables.unguarded(NotificationSetting).filter(pk=setting.pk).update(collecting=collecting)
     return [] if collecting else [delivery_task(setting, delivery)]
 
 
@@ -603,7 +603,7 @@ def watch_alerts(now: datetime) -> int:
     """Open and close alerts; return how many. Nothing is read unless a setting has ``on_alert``, or
     alerts are open.
     """
-    enabled = subscriptions()
+    enabled = capture.subscriptions()
     selected = not enabled.types.isdisjoint(_ALERT_TYPES)
     if not selected and not tables.unguarded(Alert).exists():
         return 0
@@ -617,7 +617,7 @@ def watch_alerts(now: datetime) -> int:
 
 
 def _changed(
-    enabled: Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
+    enabled: capture.Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
 ) -> int:
     """Write the difference between the open alerts and the present conditions, with its events."""
     rows = tables.locked_for_change(tables.unguarded(Alert).order_by("pk"))
@@ -644,7 +644,7 @@ def _changed(
         for (kind, subject), detail in began.items()
     ]
     events += [_event(EventType.ALERT_ENDED, row.kind, row.subject, row.detail) for row in ended]
-    record_events(enabled, events)
+    capture.record_events(enabled, events)
     return len(began) + len(ended)
 
 

@@ -24,7 +24,6 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
 from django_durable_tasks.contrib.callbacks import endpoints, http, tasks
 from django_durable_tasks.contrib.notifications import deliveries, messages
-from django_durable_tasks.contrib.notifications.capture import settings_rows
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import (
@@ -37,6 +36,7 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.masking import masked_url, shortened
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, SLICE, Job, register_job
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.targets.answers import BACKOFF, delay
@@ -166,20 +166,13 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
     if live is None:
         raise InvalidOption("deliver_notification sends messages from a worker only: schedule it.")
     with tasks.database_of(live):
-        rows = settings_rows().for_tenant(live.run.tenant_id)
+        rows = tables.unguarded(NotificationSetting).filter(tenant_id=live.run.tenant_id)
         row = rows.filter(pk=setting).first()
         content = None if row is None else deliveries.content_of(row, uuid.UUID(delivery))
     if row is None:
         return {"sent": False, "reason": "The notification setting was deleted."}
     if content is None:
         return {"sent": False, "reason": "The events were deleted after their retention."}
-    return _recorded(live, row, content)
-
-
-def _recorded(
-    live: LiveRun, row: NotificationSetting, content: messages.NotificationContent
-) -> dict[str, Any]:
-    """Send the message, and record the result in the setting."""
     status, error = deliveries.SENT, ""
     try:
         return _send(live, row, content)
