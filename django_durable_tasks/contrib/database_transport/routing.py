@@ -105,6 +105,10 @@ class Declarations:
         """Return whether the exchange is stored."""
         return Exchange.objects.using(self.alias).filter(name=name).exists()
 
+    def _exchange_id(self, name: str) -> int | None:
+        stored = Exchange.objects.using(self.alias).filter(name=name)
+        return stored.values_list("pk", flat=True).first()
+
     def delete_exchange(self, name: str) -> None:
         """Delete an exchange and its bindings."""
         self.exchanges.pop(name, None)
@@ -141,8 +145,7 @@ class Declarations:
         """Bind a queue to an exchange; raise ChannelError 404 if one of them does not exist."""
         checked_name("routing key", routing_key)
         arguments = arguments or {}
-        stored = Exchange.objects.using(self.alias).filter(name=exchange)
-        exchange_id = stored.values_list("pk", flat=True).first()
+        exchange_id = self._exchange_id(exchange)
         if exchange_id is None:
             raise not_found("exchange", exchange)
         queue_id = self.queue_id(queue)
@@ -167,12 +170,7 @@ class Declarations:
         """Delete a binding."""
         key = json.dumps([exchange, routing_key, arguments or {}], sort_keys=True, default=str)
         self.bindings.get(queue, {}).pop(key, None)
-        exchange_id = (
-            Exchange.objects.using(self.alias)
-            .filter(name=exchange)
-            .values_list("pk", flat=True)
-            .first()
-        )
+        exchange_id = self._exchange_id(exchange)
         queue_id = self.queue_id(queue)
         if exchange_id is not None and queue_id is not None:
             digest = _digest(exchange_id, queue_id, routing_key, arguments or {})

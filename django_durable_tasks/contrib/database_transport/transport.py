@@ -216,13 +216,10 @@ class Channel(virtual.Channel):
             "expires": _milliseconds(arguments.get("x-expires")),
         }
         with self._statements():
-            queue_id = (
-                self.declarations.queue_id(name)
-                if passive
-                else self.declarations.declare_queue(name, options)
-            )
-            if queue_id is None:
-                raise routing.not_found("queue", name)
+            if passive:
+                queue_id = self._queue_id(name)
+            else:
+                queue_id = self.declarations.declare_queue(name, options)
             return queue_declare_ok_t(name, routing.length(self.alias, queue_id), 0)
 
     def queue_bind(
@@ -286,10 +283,16 @@ class Channel(virtual.Channel):
 
     def _purge(self, queue: str) -> int:
         with self._statements():
+            messages = routing.ready_messages(self.alias, self._queue_id(queue))
+            return routing.delete_in_parts(messages)
+
+    def _queue_id(self, queue: str) -> int:
+        """Return the id of a queue; raises ChannelError 404 if it is not stored."""
+        with self._statements():
             queue_id = self.declarations.queue_id(queue)
             if queue_id is None:
                 raise routing.not_found("queue", queue)
-            return routing.delete_in_parts(routing.ready_messages(self.alias, queue_id))
+            return queue_id
 
     # Publishing.
 
@@ -352,10 +355,7 @@ class Channel(virtual.Channel):
         self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume from a queue; raises ChannelError 404 if it does not exist."""
-        with self._statements():
-            queue_id = self.declarations.queue_id(queue)
-        if queue_id is None:
-            raise routing.not_found("queue", queue)
+        queue_id = self._queue_id(queue)
         self.session.open()
         with self.session.connected():
             Queue.objects.using(self.alias).filter(pk=queue_id).exclude(
@@ -392,10 +392,7 @@ class Channel(virtual.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message; None if there is none."""
-        with self._statements():
-            queue_id = self.declarations.queue_id(queue)
-        if queue_id is None:
-            raise routing.not_found("queue", queue)
+        queue_id = self._queue_id(queue)
         while rows := self.session.claim([Demand(queue_id, 0, 1)]):
             message = self.message_of(rows[0], no_ack=no_ack)
             if message is not None:
@@ -510,9 +507,9 @@ class Transport(virtual.Transport):
         options = client.transport_options
         self.max_message_bytes = int(options.get("max_message_bytes", MAX_MESSAGE_BYTES))
         self.notify = bool(options.get("notify", True))
-        lease = float(options.get("lease", LEASE))
+        self._lease = float(options.get("lease", LEASE))
         self.declarations = _declarations.setdefault(self.alias, routing.Declarations(self.alias))
-        self.session = Session(self.alias, lease, self.queues_in_use, self._queues_missing)
+        self.session = Session(self.alias, self._lease, self.queues_in_use, self._queues_missing)
         self._pause = _SHORTEST_PAUSE
         self._next_poll = 0.0
         self._echo_at = float("inf")
@@ -554,26 +551,25 @@ class Transport(virtual.Transport):
                 self.session.give_back([row.id for row, _, _ in waiting])
         super().close_connection(connection)
         self.session.close()
-        lease = float(self.client.transport_options.get("lease", LEASE))
-        self.session = Session(self.alias, lease, self.queues_in_use, self._queues_missing)
+        self.session = Session(self.alias, self._lease, self.queues_in_use, self._queues_missing)
 
     # Polling.
 
     def queues_in_use(self) -> dict[str, int]:
         """Return the queues that this connection consumes, with their ids."""
-        return {
-            consumption.queue: consumption.queue_id
-            for channel in list(self.channels)
-            for consumption in list(channel.consumptions.values())
-        }
+        return {consumption.queue: consumption.queue_id for _, consumption in self._consumptions()}
+
+    def _consumptions(self) -> Iterator[tuple[Any, Consumption]]:
+        for channel in list(self.channels):
+            for consumption in list(channel.consumptions.values()):
+                yield channel, consumption
 
     def _queues_missing(self, names: list[str]) -> None:
         logger.warning("Queues that are consumed were deleted; declaring them again: %s", names)
         self.declarations.declare_again(names)
-        for channel in list(self.channels):
-            for consumption in list(channel.consumptions.values()):
-                if consumption.queue in names:
-                    consumption.queue_id = self.declarations.queue_id(consumption.queue) or 0
+        for _, consumption in self._consumptions():
+            if consumption.queue in names:
+                consumption.queue_id = self.declarations.queue_id(consumption.queue) or 0
         self.wake()
 
     def started_consuming(self) -> None:
@@ -683,8 +679,7 @@ class Transport(virtual.Transport):
             return 0
         consumed = {
             consumption.queue: (channel, consumption)
-            for channel in list(self.channels)
-            for consumption in list(channel.consumptions.values())
+            for channel, consumption in self._consumptions()
             if not consumption.no_ack
         }
         channels = {queue: channel for queue, (channel, _) in consumed.items()}

@@ -72,10 +72,6 @@ class TotalMetric(NamedTuple):
     statuses: Collection[str] | None = None
     labels: Mapping[str, str] = _TASK
 
-    def sums(self, key: models.SeriesKey) -> bool:
-        """Return whether the series is part of this counter."""
-        return key.kind == self.kind and (self.statuses is None or key.status in self.statuses)
-
 
 TOTALS = (
     TotalMetric("scheduled", "Created tasks.", models.MetricKind.CREATED),
@@ -128,7 +124,11 @@ HISTOGRAMS = (
 def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metric]:
     """Yield all metrics; ``tenants``: those of tasks with a label for the tenant."""
     for total in TOTALS:
-        rows = ((key, counted) for key, counted in totals if total.sums(key))
+        rows = (
+            (key, counted)
+            for key, counted in totals
+            if key.kind == total.kind and (total.statuses is None or key.status in total.statuses)
+        )
         fields = total.labels
         if tenants and "task" in fields:
             fields = {**fields, **_TENANT}
