@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import OuterRef, QuerySet, Subquery
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
@@ -142,12 +142,13 @@ def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
     return result
 
 
-def with_task_status(rows: Any) -> Any:
+def with_task_status(rows: QuerySet[Any]) -> QuerySet[Any]:
     """Annotate operations with ``task_status``; None if the task was pruned, before the operation
     was.
     """
     status = tables.tasks().filter(pk=OuterRef("task_id")).values("status")
-    return rows.annotate(task_status=Subquery(status))
+    with_status: QuerySet[Any] = rows.annotate(task_status=Subquery(status))
+    return with_status
 
 
 @retry_on_deadlock

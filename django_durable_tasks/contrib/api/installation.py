@@ -91,17 +91,13 @@ class RecentHealth:
                     *((head.queue, head.due_at) for head in batches.batch_heads(now)),
                 ]
                 due = [at for queue, at in waiting if at <= now and queue not in stopped]
-                age = (now - min(due)).total_seconds() if due else 0.0
-                firing = led and age <= conf.settings().OLDEST_DUE_MAX
-                self._found = {
-                    "ready": True,
-                    "leader": led,
-                    "oldest_due_age": age,
-                    "firing": firing,
-                }
+                age: float | None = (now - min(due)).total_seconds() if due else 0.0
+                firing = led and (age or 0.0) <= conf.settings().OLDEST_DUE_MAX
+                ready = True
             except Error:
-                self._found = {"ready": False, "leader": False, "oldest_due_age": None}
-                self._found["firing"] = False
+                ready = led = firing = False
+                age = None
+            self._found = {"ready": ready, "leader": led, "oldest_due_age": age, "firing": firing}
             self._until = time.monotonic() + _HEALTH_KEPT
         return self._found
 

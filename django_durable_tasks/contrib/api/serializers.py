@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -125,7 +125,9 @@ class Answer(Body):
         return {**columns, **declared}
 
     @classmethod
-    def shown(cls, row: Any, *, plain: bool = False, without: Collection[str] = ()) -> Any:
+    def shown(
+        cls, row: Any, *, plain: bool = False, without: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return a row as JSON values; its secrets are masked unless ``plain``.
 
         A value that cannot be decrypted is None if the answer has a field for the reason:
@@ -210,10 +212,7 @@ class Options(Body):
     def get_fields(self) -> dict[str, Any]:
         """Return the fields of the options, and the declared ones."""
         declared = super().get_fields()
-        return {**dict(self._options(declared)), **declared}
-
-    def _options(self, declared: Collection[str]) -> Iterator[tuple[str, Any]]:
-        meta = self.Meta
+        meta, fields = self.Meta, dict[str, Any]()
         columns = {column.name: column for column in meta.model._meta.concrete_fields}
         for name in meta.options:
             if name in declared or name in meta.hidden:
@@ -224,15 +223,17 @@ class Options(Body):
                 options["allow_null"] = True
             if name in meta.choices:
                 words = [str(word) for word in meta.choices[name]]
-                yield name, OneOf(choices=words, **options)
+                fields[name] = OneOf(choices=words, **options)
             elif name in meta.counts:
                 least, most = meta.counts[name]
                 help_text = str(getattr(column, "help_text", ""))
-                yield name, Integer(min_value=least, max_value=most, help_text=help_text, **options)
+                options |= {"min_value": least, "max_value": most, "help_text": help_text}
+                fields[name] = Integer(**options)
             elif name in meta.seconds:
-                yield name, Seconds(min_value=meta.seconds[name], **options)
+                fields[name] = Seconds(min_value=meta.seconds[name], **options)
             else:
                 if isinstance(column, models.CharField) and not column.choices:
                     options["max_length"] = column.max_length
                     options["allow_blank"] = column.blank and not column.null
-                yield name, column_field(column, **options)
+                fields[name] = column_field(column, **options)
+        return {**fields, **declared}

@@ -5,7 +5,7 @@ arguments of a registered task.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -44,12 +44,18 @@ def target_of(
     Raises Problem, PayloadTooLarge or InvalidTarget.
     """
     # First, because the other checks read each value of a body that the quota may refuse.
-    tenant = caller.tenant
-    check_payload(tenant, arguments_in(data))
-    config, place = data["target_config"], f"{pointer}/target_config"
+    tenant, config, place = caller.tenant, data["target_config"], f"{pointer}/target_config"
+    is_call = data["target_type"] == TargetType.CELERY_TASK
+    check_payload(
+        tenant, [config.get("args", []), config.get("kwargs", {})] if is_call else [[], config]
+    )
     if resolved is not None:
         config = resolved(config, place)
-    refuse_masks(config, place)
+    # A new object has nothing to keep.
+    if _has_mask(config):
+        raise invalid_field(place, "contains a mask; send the value itself", "masked")
+    if _references(config):
+        raise invalid_field(place, f"contains {MARK!r}, the key of references", "reference")
     check_queue(data, tenant, pointer)
     call = call_of(data["target_type"], config, tenant, pointer)
     _refuse_secret_keys(call, caller, pointer)
@@ -185,17 +191,6 @@ def _refuse_secret_keys(
 _POINTER = "#/target_config"
 
 
-def refuse_masks(value: Any, pointer: str = _POINTER) -> None:
-    """Refuse masks and references in the arguments of a new object, which has nothing to keep.
-
-    Raises Problem.
-    """
-    if _has_mask(value):
-        raise invalid_field(pointer, "contains a mask; send the value itself", "masked")
-    if _references(value):
-        raise invalid_field(pointer, f"contains {MARK!r}, the key of references", "reference")
-
-
 def edited_arguments(
     name: str,
     row: Any,
@@ -256,18 +251,11 @@ def edited_arguments(
 
 
 def _has_mask(value: Any) -> bool:
-    return any(MASK in text for text in _texts(value))
-
-
-def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
+        return MASK in value
+    if isinstance(value, Mapping):
+        return any(map(_has_mask, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_mask, value))
 
 
 def _references(value: Any) -> list[Any]:
@@ -304,14 +292,6 @@ def _kept(new: Any, stored: Any, pointer: str) -> Any:
             for at, item in enumerate(new)
         ]
     return new
-
-
-def arguments_in(data: Mapping[str, Any]) -> list[Any]:
-    """Return what the arguments of a body are, before it is validated."""
-    config = data["target_config"]
-    if data["target_type"] != TargetType.CELERY_TASK:
-        return [[], config]
-    return [config.get("args", []), config.get("kwargs", {})]
 
 
 def check_queue(data: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> None:

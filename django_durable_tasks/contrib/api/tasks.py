@@ -444,11 +444,9 @@ _REMOVE = {
 }
 
 
-def new_call(data: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Call:
-    """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
-    DurableTasksError.
-    """
-    target = target_of(data, caller, pointer)
+def new_call(data: Mapping[str, Any], caller: Caller) -> Call:
+    """Return the call of a new task. Raises Problem or DurableTasksError."""
+    target = target_of(data, caller)
     options = {name: value for name, value in data.items() if name in _CALL_OPTIONS}
     if "delay" in data:
         options["run_at"] = estimated_now() + timedelta(seconds=data["delay"])
@@ -510,8 +508,7 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
         if self.action == "partial_update":
             included = ("target_config",)
         without = [name for name in INCLUDED if name not in included]
-        values: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
-        return values
+        return TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
 
     @views.endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
     def list(self, request: Request) -> Response:
@@ -880,8 +877,7 @@ class OperationViewSet(views.ReadMixin, views.ApiViewSet):
 
     def rows(self) -> QuerySet[Any]:
         """Return the operations with the statuses of their tasks."""
-        rows: QuerySet[Any] = bulk_operations.with_task_status(super().rows())
-        return rows
+        return bulk_operations.with_task_status(super().rows())
 
     @views.endpoint()
     def retrieve(self, request: Request, operation_id: uuid.UUID) -> Response:

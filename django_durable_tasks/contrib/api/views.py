@@ -175,11 +175,6 @@ class Cursor:
     backwards: bool = False
     inclusive: bool = False
 
-    def comparison(self, *, descending: bool) -> str:
-        """Return the lookup that compares the key with the rows of a list in this order."""
-        name = "lt" if descending != self.backwards else "gt"
-        return f"{name}e" if self.inclusive else name
-
     def turned(self) -> Cursor:
         """Return the cursor of what lies on the other side of an empty page."""
         return Cursor(self.key, not self.backwards, not self.inclusive)
@@ -231,7 +226,8 @@ class KeysetPagination(BasePagination):
         """Return the rows behind the cursor."""
         if cursor is None:
             return queryset
-        lookup = cursor.comparison(descending=self.descending)
+        lookup = "lt" if self.descending != cursor.backwards else "gt"
+        lookup += "e" if cursor.inclusive else ""
         return queryset.filter(**{f"{self.order}__{lookup}": cursor.key})
 
     def ordered(self, queryset: QuerySet[Any], backwards: bool) -> QuerySet[Any]:
@@ -593,8 +589,7 @@ class ApiViewSet(GenericViewSet[Any]):
 
     def show(self, row: Any, caller: authentication.Caller) -> dict[str, Any]:
         """Return an object as JSON values for this caller."""
-        values: dict[str, Any] = self.answer.shown(row, plain=caller.reads_secrets)
-        return values
+        return self.answer.shown(row, plain=caller.reads_secrets)
 
     def tag_of(self, row: Any, shown: Mapping[str, Any] | bytes) -> str:
         """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
@@ -807,21 +802,19 @@ def operation_of(request: Request) -> str:
     return text if len(text) <= _LONGEST_OPERATION else hashlib.sha256(text.encode()).hexdigest()
 
 
-class ReadMixin:
+class ReadMixin(ApiViewSet):
     """Lists the objects of a viewset, and reads one."""
 
     @endpoint(is_list=True)
-    def list(self: Any, request: Request) -> Response:
+    def list(self, request: Request) -> Response:
         """Return the objects."""
-        response: Response = self.page(self.rows())
-        return response
+        return self.page(self.rows())
 
     @endpoint()
-    def retrieve(self: Any, request: Request, **ids: Any) -> Response:
+    def retrieve(self, request: Request, **ids: Any) -> Response:
         """Return the object."""
         row = self.find()
-        response: Response = self.tagged(row, self.show(row, self.caller))
-        return response
+        return self.tagged(row, self.show(row, self.caller))
 
 
 # Operations on one object: ``POST <object>/<operation>`` performs an operation of the registry.
@@ -982,9 +975,8 @@ def _action(viewset: type[OperationsMixin], operation: Operation, name: str) -> 
     path = viewset.paths.get(operation.name, operation.name.replace("_", "-"))
     words = "".join(word.title() for word in path.split("-"))
 
-    def post(self: Any, request: Request, **ids: Any) -> Response:
-        response: Response = self.operate(operation)
-        return response
+    def post(self: OperationsMixin, request: Request, **ids: Any) -> Response:
+        return self.operate(operation)
 
     post.__name__, post.__doc__ = name, str(operation.help)
     return endpoint(

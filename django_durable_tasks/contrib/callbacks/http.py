@@ -431,19 +431,6 @@ def default_tls() -> ssl.SSLContext:
     return context
 
 
-def pinned(
-    url: TargetUrl, dial: ConnectionAttempt, tls: ssl.SSLContext
-) -> HTTPConnection | HTTPSConnection:
-    """Return an unconnected connection for this URL."""
-    connection: _Plain | _Encrypted = (
-        _Plain(url.host, url.port)
-        if url.scheme == "http"
-        else _Encrypted(url.host, url.port, ssl_context=tls, cert_reqs=ssl.CERT_REQUIRED)
-    )
-    connection.dial = dial
-    return connection
-
-
 # Sends one request to an outside server, with the guard: the name is resolved once, every address
 # is vetted, and the connection goes to a vetted address.
 #
@@ -528,7 +515,16 @@ class HttpClient:
         return {address: self._policy.why_refused(url, address) for address in addresses}
 
     def _exchange(self, request: http_request.HttpRequest, dial: ConnectionAttempt) -> Exchange:
-        connection = pinned(request.url, dial, self._tls or default_tls())
+        url = request.url
+        connection: _Plain | _Encrypted
+        if url.scheme == "http":
+            connection = _Plain(url.host, url.port)
+        else:
+            tls = self._tls or default_tls()
+            connection = _Encrypted(
+                url.host, url.port, ssl_context=tls, cert_reqs=ssl.CERT_REQUIRED
+            )
+        connection.dial = dial
         connection.connect()
         sock: Any = connection.sock
         dial.timings.skip()

@@ -58,7 +58,6 @@ _FULL_PAUSE = 0.02
 _OUTAGE_PAUSE = 2.0
 # Bytes. Below the smallest max_allowed_packet in use, the 16 MiB of MariaDB.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-_HIGHEST_PRIORITY = 9
 # The properties of AMQP, and the one of Kombu by which a message is routed.
 _PROPERTIES = {name for name, _ in AMQPMessage.PROPERTIES} | {"delivery_info"}
 _declarations: dict[str, routing.Declarations] = {}
@@ -503,7 +502,15 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.alias = alias_of(client)
+        # Kombu writes the host of a URL in lower case.
+        host = client.hostname or DEFAULT_DB_ALIAS
+        alias = due_tasks.find_alias(host)
+        if alias is None:
+            raise ImproperlyConfigured(
+                f"durable-database://{host}: DATABASES has no alias {host!r} (it has:"
+                f" {', '.join(sorted(connections))})."
+            )
+        self.alias = alias
         options = client.transport_options
         self.max_message_bytes = int(options.get("max_message_bytes", MAX_MESSAGE_BYTES))
         self.notify = bool(options.get("notify", True))
@@ -777,18 +784,3 @@ class Transport(virtual.Transport):
         finally:
             if self._loop is not None:
                 self._schedule(self._due())
-
-
-def alias_of(client: Any) -> str:
-    """Return the alias of DATABASES that a URL names; raise ImproperlyConfigured if there is none.
-
-    The host of a URL has no upper-case letters, so they are ignored.
-    """
-    host = client.hostname or DEFAULT_DB_ALIAS
-    alias = due_tasks.find_alias(host)
-    if alias is None:
-        raise ImproperlyConfigured(
-            f"durable-database://{host}: DATABASES has no alias {host!r} (it has:"
-            f" {', '.join(sorted(connections))})."
-        )
-    return alias

@@ -141,7 +141,14 @@ class Listener(threading.Thread):
             try:
                 if not self._listen():
                     pause = _TEST_AGAIN
-                    self._warn()
+                    if not self._warned:
+                        self._warned = True
+                        logger.warning(
+                            "No notification arrives from database %r, as behind a transaction"
+                            " pooler; messages are found by polling. Name an alias with a direct"
+                            " connection in DURABLE_TASKS['LISTEN_DATABASE'].",
+                            self._listen_alias,
+                        )
             except (Error, OSError) as error:
                 logger.debug("The connection that listens was lost: %s", error)
             finally:
@@ -156,16 +163,6 @@ class Listener(threading.Thread):
 
     def _has_no_consumer(self) -> bool:
         return self.stopped  # another thread sets it
-
-    def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "No notification arrives from database %r, as behind a transaction pooler; messages"
-                " are found by polling. Name an alias with a direct connection in"
-                " DURABLE_TASKS['LISTEN_DATABASE'].",
-                self._listen_alias,
-            )
 
     def _listen(self) -> bool:
         """Return False if the self-test fails."""

@@ -128,20 +128,17 @@ class RecentSubscriptions:
             return
         try:
             with tables.atomic() if in_transaction() else nullcontext():
-                self._read_changed()
+                # Each change raises a revision, each creation the greatest id, each deletion
+                # changes the number, so that one statement shows whether a setting has changed.
+                rows = tables.unguarded(NotificationSetting)
+                version = rows.aggregate(Count("pk"), Sum("revision"), Max("pk"))
+                if version != self._version:
+                    enabled = rows.filter(enabled=True).order_by("pk")
+                    self._enabled = Subscriptions(enabled, stored=version["pk__count"])
+                    self._version = version
             self._read_at = time.monotonic()
         finally:
             self._lock.release()
-
-    def _read_changed(self) -> None:
-        # Each change raises a revision, each creation the greatest id, each deletion changes the
-        # number, so that one statement shows whether a setting has changed.
-        rows = tables.unguarded(NotificationSetting)
-        version = rows.aggregate(Count("pk"), Sum("revision"), Max("pk"))
-        if version != self._version:
-            enabled = rows.filter(enabled=True).order_by("pk")
-            self._enabled = Subscriptions(enabled, stored=version["pk__count"])
-            self._version = version
 
 
 def subscriptions() -> Subscriptions:

@@ -327,7 +327,6 @@ def shown_config(delivery_type: str, config: Mapping[str, Any]) -> dict[str, Any
 
 
 SHORTEST_DIGEST, LONGEST_DIGEST = 60.0, 86_400.0
-_PATTERN_MAX = 200
 
 
 def _flag(option: str, value: object) -> bool:

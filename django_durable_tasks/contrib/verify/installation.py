@@ -41,7 +41,6 @@ from django_durable_tasks.store.clock import after
 
 _LONGEST = 600.0
 """No lease lasts longer than this (seconds)."""
-_HOUR = 3_600.0
 
 
 # Seed rows and leases -----------------------------------------------------------------------------
