@@ -362,10 +362,7 @@ class Session:
                     "limits": [demand.limit for demand in demands],
                 },
             )
-            return [
-                Claimed(pk, queue, rank, deliveries, body, channel)
-                for pk, queue, rank, deliveries, body, channel in cursor.fetchall()
-            ]
+            return [Claimed(*row) for row in cursor.fetchall()]
 
     def _claim(
         self, connection: BaseDatabaseWrapper, demands: Sequence[Demand], acknowledged: list[int]

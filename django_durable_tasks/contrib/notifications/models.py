@@ -207,9 +207,7 @@ class NotificationEvent(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    type = fields.ExactCharField(
-        _("type"), max_length=20, choices=[(one.value, one.value) for one in EventType]
-    )
+    type = fields.ExactCharField(_("type"), max_length=20, choices=fields.choices_of(EventType))
     subject = fields.ExactCharField(_("subject"), max_length=200, blank=True, default="")
     data = models.JSONField(_("data"), default=dict)
     created_at = fields.InstantField(_("created at"), db_default=fields.StatementTime())
