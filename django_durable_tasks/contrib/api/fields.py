@@ -23,7 +23,7 @@ from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TA
 # Years that every database and every time zone can represent.
 _FIRST_YEAR, _LAST_YEAR = 1970, 8999
 # Characters of a name or a key, as in the columns.
-KEY_LENGTH = 200
+_KEY_LENGTH = 200
 # Seconds. An older start time must be an error of the client.
 _PAST_MAX = 86_400.0
 
@@ -56,6 +56,13 @@ class Text(Strict, serializers.CharField):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(trim_whitespace=False, **options)
+
+
+class Key(Text):
+    """A name or a key."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=_KEY_LENGTH, **options)
 
 
 class Integer(Strict, serializers.IntegerField):

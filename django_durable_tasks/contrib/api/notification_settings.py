@@ -68,7 +68,7 @@ class NotificationSettingEditBody(Options):
 class NewNotificationSettingBody(NotificationSettingEditBody):
     """A notification setting to create."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH)
+    name = fields.Key()
     delivery_type = fields.OneOf(
         choices=[
             value for value, _ in NotificationSetting._meta.get_field("delivery_type").choices or ()

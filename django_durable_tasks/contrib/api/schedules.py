@@ -73,7 +73,7 @@ class ScheduleEditBody(Options):
     at = fields.Items(
         child=fields.Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX
     )
-    calendar = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    calendar = fields.Key(required=False)
     expires_in = fields.Seconds(required=False, allow_null=True, min_value=0.001)
 
     class Meta(Options.Meta):
@@ -94,12 +94,12 @@ class ScheduleEditBody(Options):
 class NewScheduleBody(ScheduleEditBody):
     """A recurring task to create, with one of interval_seconds, cron, rrule and at."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the tenant.")
+    name = fields.Key(help_text="Unique within the tenant.")
     target_type = fields.OneOf(
         choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
     )
     target_config = fields.JsonObject()
-    idempotency_key = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    idempotency_key = fields.Key(required=False)
     paused = fields.Flag(default=False)
 
 
@@ -319,7 +319,7 @@ class SpecialDayBody(Answer):
     until = fields.WallTime(
         required=False, allow_null=True, help_text="Of HALF: the last open minute."
     )
-    name = fields.Text(required=False, allow_blank=True, max_length=fields.KEY_LENGTH)
+    name = fields.Key(required=False, allow_blank=True)
 
 
 class CalendarEditBody(Options):
@@ -339,7 +339,7 @@ class CalendarEditBody(Options):
 class NewCalendarBody(CalendarEditBody):
     """A calendar to create."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH)
+    name = fields.Key()
 
 
 class CalendarAnswer(Answer):

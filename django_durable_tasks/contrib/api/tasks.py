@@ -95,9 +95,8 @@ class NewTaskBody(TaskOptions):
         help_text="Seconds until the earliest start, instead of run_at: for clients whose clock"
         " may be wrong.",
     )
-    idempotency_key = fields.Text(
+    idempotency_key = fields.Key(
         required=False,
-        max_length=fields.KEY_LENGTH,
         help_text="A second task with this key is not created; the answer is the first one.",
     )
     on_conflict = fields.OneOf(
@@ -105,9 +104,8 @@ class NewTaskBody(TaskOptions):
         default="return",
         help_text="What to answer if idempotency_key belongs to an equal task.",
     )
-    key = fields.Text(
+    key = fields.Key(
         required=False,
-        max_length=fields.KEY_LENGTH,
         help_text="An open task with this key is edited instead of creating another one.",
     )
     expires_at = fields.Instant(
@@ -277,7 +275,7 @@ class TaskPagination(views.KeysetPagination):
 
 
 def _word(text: str) -> fields.Text:
-    return fields.Text(required=False, max_length=fields.KEY_LENGTH, help_text=text)
+    return fields.Key(required=False, help_text=text)
 
 
 _FILTERS: Mapping[str, Any] = {
@@ -364,8 +362,8 @@ class BulkCreateAnswer(Body):
 class BulkFilterBody(Body):
     """Which tasks, as in the list of tasks, and why."""
 
-    queue = fields.Text(required=False, max_length=fields.KEY_LENGTH)
-    name = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    queue = fields.Key(required=False)
+    name = fields.Key(required=False)
     created_from = fields.Instant(required=False, help_text="Created at or after this time.")
     created_to = fields.Instant(required=False, help_text="Created before this time.")
     reason = views.reason_field()

@@ -823,8 +823,8 @@ class ReadMixin(ApiViewSet):
 # Characters of the columns with reasons.
 REASON_MAX = 500
 _FIELDS: Mapping[ArgumentType, Any] = {
-    ArgumentType.TEXT: fields.Text,
-    ArgumentType.REQUEST_ID: fields.Text,
+    ArgumentType.TEXT: fields.Key,
+    ArgumentType.REQUEST_ID: fields.Key,
     ArgumentType.INSTANT: fields.Instant,
     ArgumentType.INTEGER: fields.Integer,
     ArgumentType.SECONDS: fields.Seconds,
@@ -866,10 +866,7 @@ def body_of(name: str, operation: Operation, more: Mapping[str, Any] | None = No
             continue
         if argument.minimum is not None:
             options["min_value"] = argument.minimum
-        field = _FIELDS[argument.kind]
-        if field is fields.Text:
-            options["max_length"] = fields.KEY_LENGTH
-        members[argument.name] = field(**options)
+        members[argument.name] = _FIELDS[argument.kind](**options)
     return type(name, (Body,), {**members, **(more or {}), "__doc__": str(operation.help)})
 
 

@@ -47,7 +47,7 @@ _DEPENDENCIES_MAX = 10_000
 class StepBody(tasks.TaskOptions):
     """One task of a workflow."""
 
-    step = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the workflow.")
+    step = fields.Key(help_text="Unique within the workflow.")
     target_type = fields.OneOf(
         choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
     )
@@ -78,10 +78,9 @@ class StepBody(tasks.TaskOptions):
 class NewWorkflowBody(Body):
     """A workflow to start."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH, help_text="Of A-Z a-z 0-9 _ . : / < > -")
-    key = fields.Text(
+    name = fields.Key(help_text="Of A-Z a-z 0-9 _ . : / < > -")
+    key = fields.Key(
         required=False,
-        max_length=fields.KEY_LENGTH,
         help_text="If an open workflow has this key, the answer is that one.",
     )
     run_at = fields.Instant(

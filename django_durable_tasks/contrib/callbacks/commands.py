@@ -77,20 +77,8 @@ def signing_secret(options: cli.Options, out: cli.Output) -> int:
 
 # The requests of a task in ``durable show``.
 
-_REQUEST = (
-    "attempt_number",
-    "outcome",
-    "status",
-    "failure",
-    "started_at",
-    "method",
-    "url",
-    "reason",
-    "retry_delay",
-    "total_seconds",
-    "response_body",
-)
 REQUEST_COLUMNS = ("attempt_number", "outcome", "status", "failure", "started_at", "method", "url")
+_DETAILS = ("reason", "retry_delay", "total_seconds", "response_body")
 
 
 def requests_of(task: Task) -> list[dict[str, Any]]:
@@ -98,4 +86,4 @@ def requests_of(task: Task) -> list[dict[str, Any]]:
     if task.target_type != TargetType.HTTP_CALLBACK:
         return []
     rows = DeliveryAttempt.objects.using(task._state.db).filter(task=task)
-    return list(rows.order_by("pk").values(*_REQUEST))
+    return list(rows.order_by("pk").values(*REQUEST_COLUMNS, *_DETAILS))

@@ -370,7 +370,7 @@ def _checked_zone(option: str, value: object) -> str:
         raise InvalidOption(f"{option} is not valid: {refused}", option=option) from None
 
 
-_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "name": checked_key,
     "user_id": _pattern,
     "enabled": _flag,
@@ -388,10 +388,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked values of the given fields; raises InvalidOption."""
     for name in values:
-        if name not in _CHECKS:
-            hint = did_you_mean(name, _CHECKS)
+        if name not in CHECKS:
+            hint = did_you_mean(name, CHECKS)
             raise InvalidOption(f"{name}: a notification setting has no such field. {hint}".strip())
-    return {name: _CHECKS[name](name, value) for name, value in values.items()}
+    return {name: CHECKS[name](name, value) for name, value in values.items()}
 
 
 def check_together(values: Mapping[str, Any]) -> None:
