@@ -5,6 +5,7 @@ boolean; and fields whose secrets are masked.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -102,7 +103,10 @@ class Id(Strict, serializers.UUIDField):
 
 
 class OneOf(serializers.ChoiceField):
-    """One of several strings."""
+    """One of several strings, or of the values of an enum."""
+
+    def __init__(self, choices: Iterable[Any], **options: Any) -> None:
+        super().__init__(choices=[str(choice) for choice in choices], **options)
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the string; raises ValidationError."""
@@ -269,7 +273,7 @@ class TargetKind(OneOf):
 
     def __init__(self, task_name: str, **options: Any) -> None:
         self.task_name = task_name
-        super().__init__(choices=[kind.value for kind in TargetType], **options)
+        super().__init__(choices=TargetType, **options)
 
     def shown(self, row: Any, *, plain: bool) -> Any:
         """Return the type."""

@@ -370,7 +370,7 @@ class AuditAnswer(Answer):
     """A write: who changed what. ``object_id`` is empty if it changed several objects."""
 
     audit_id = fields.Integer(source="pk")
-    object_type = fields.OneOf(choices=list(OBJECT_TYPES))
+    object_type = fields.OneOf(choices=OBJECT_TYPES)
     object_ids = serializers.ListField(child=fields.Text())
     before = fields.SecretObject()
     after = fields.SecretObject()
@@ -397,7 +397,7 @@ class AuditViewSet(views.ApiViewSet):
             "actor": _entry("of this key or user"),
             "object_id": _entry("about the object with this id or name"),
             "object_type": fields.OneOf(
-                choices=list(OBJECT_TYPES),
+                choices=OBJECT_TYPES,
                 required=False,
                 help_text="Only entries about objects of this type.",
             ),

@@ -7,6 +7,7 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.contrib.api import fields, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.callbacks import SigningSecretAnswer
@@ -69,11 +70,7 @@ class NewNotificationSettingBody(NotificationSettingEditBody):
     """A notification setting to create."""
 
     name = fields.Key()
-    delivery_type = fields.OneOf(
-        choices=[
-            value for value, _ in NotificationSetting._meta.get_field("delivery_type").choices or ()
-        ]
-    )
+    delivery_type = fields.OneOf(choices=DeliveryType)
     delivery_config = fields.JsonObject(help_text=_CONFIG)
 
 

@@ -95,9 +95,7 @@ class NewScheduleBody(ScheduleEditBody):
     """A recurring task to create, with one of interval_seconds, cron, rrule and at."""
 
     name = fields.Key(help_text="Unique within the tenant.")
-    target_type = fields.OneOf(
-        choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
-    )
+    target_type = fields.OneOf(choices=TargetType, default=TargetType.CELERY_TASK.value)
     target_config = fields.JsonObject()
     idempotency_key = fields.Key(required=False)
     paused = fields.Flag(default=False)
@@ -173,7 +171,7 @@ def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
 _AT = {"at": fields.Instant(required=True, help_text="a fire time such as 2026-03-07T00:00:00Z")}
 _STATUS = {
     "status": fields.OneOf(
-        choices=[status.value for status in RecurringStatus],
+        choices=RecurringStatus,
         required=False,
         help_text="Only objects in this status.",
     )
@@ -315,7 +313,7 @@ class SpecialDayBody(Answer):
     """A date that differs from its weekday."""
 
     date = fields.Day(source="day")
-    kind = fields.OneOf(choices=[kind.value for kind in DayKind], default=DayKind.CLOSED.value)
+    kind = fields.OneOf(choices=DayKind, default=DayKind.CLOSED.value)
     until = fields.WallTime(
         required=False, allow_null=True, help_text="Of HALF: the last open minute."
     )

@@ -95,7 +95,7 @@ def column_field(column: Any, **options: Any) -> Any:
     if column.help_text:
         options.setdefault("help_text", str(column.help_text))
     if column.choices:
-        return OneOf(choices=[str(value) for value, _label in column.choices], **options)
+        return OneOf(choices=dict(column.choices), **options)
     if is_free_text(column):
         return ErrorText(**options)
     kinds = (FIELDS[kind] for kind in type(column).__mro__ if kind in FIELDS)
@@ -222,8 +222,7 @@ class Options(Body):
             if name in meta.nullable:
                 options["allow_null"] = True
             if name in meta.choices:
-                words = [str(word) for word in meta.choices[name]]
-                fields[name] = OneOf(choices=words, **options)
+                fields[name] = OneOf(choices=meta.choices[name], **options)
             elif name in meta.counts:
                 least, most = meta.counts[name]
                 help_text = str(getattr(column, "help_text", ""))

@@ -75,7 +75,7 @@ class NewTaskBody(TaskOptions):
     """A task to create."""
 
     target_type = fields.OneOf(
-        choices=[kind.value for kind in TargetType],
+        choices=TargetType,
         default=TargetType.CELERY_TASK.value,
         help_text="HTTP_CALLBACK sends a request to your server, QUEUE_MESSAGE a message to a"
         " queue. CELERY_TASK runs a durable task of this installation.",

@@ -861,8 +861,7 @@ def body_of(name: str, operation: Operation, more: Mapping[str, Any] | None = No
             "help_text": str(argument.help or argument.label),
         }
         if argument.choices:
-            values = [str(value) for value, _label in argument.choices]
-            members[argument.name] = fields.OneOf(choices=values, **options)
+            members[argument.name] = fields.OneOf(choices=dict(argument.choices), **options)
             continue
         if argument.minimum is not None:
             options["min_value"] = argument.minimum

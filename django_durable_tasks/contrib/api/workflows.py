@@ -48,9 +48,7 @@ class StepBody(tasks.TaskOptions):
     """One task of a workflow."""
 
     step = fields.Key(help_text="Unique within the workflow.")
-    target_type = fields.OneOf(
-        choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
-    )
+    target_type = fields.OneOf(choices=TargetType, default=TargetType.CELERY_TASK.value)
     target_config = fields.JsonObject(
         help_text=f'An argument {{"{MARK}": "step"}} is the result of an earlier step.'
     )
@@ -62,7 +60,7 @@ class StepBody(tasks.TaskOptions):
     )
     join = fields.AnyJson(required=False, help_text="ALL (default), ANY, or how many of them.")
     on_upstream_failure = fields.OneOf(
-        choices=[policy.value for policy in OnUpstreamFailure],
+        choices=OnUpstreamFailure,
         default=OnUpstreamFailure.SKIP.value,
     )
 

@@ -93,8 +93,7 @@ def http_callback(
     # The kwargs of the run, with references replaced by results.
     request = http_request.http_request(live.kwargs, http.limits())
     key = http_request.endpoint_key(live.run.tenant_id, live.kwargs)
-    shown_url = masked_url(request.url.origin + request.url.path)
-    return send_request(live, request, key, shown_url)
+    return send_request(live, request, key)
 
 
 def _check_url_of_tenant(arguments: Mapping[str, Any], tenant: str) -> None:
@@ -137,11 +136,15 @@ def slug_of(live: LiveRun, key: str) -> str | None:
 
 
 def send_request(
-    live: LiveRun, request: http_request.HttpRequest, key: str | None, shown_url: str
+    live: LiveRun,
+    request: http_request.HttpRequest,
+    key: str | None,
+    shown_url: str | None = None,
 ) -> dict[str, Any]:
     """Send the request of a run once, record it, and return its result.
 
-    ``key``: of its endpoint, whose health is recorded. ``shown_url``: the URL without secrets.
+    ``key``: of its endpoint, whose health is recorded. ``shown_url``: the URL without secrets, if
+    it has others than those that ``masked_url`` finds.
     Raises DeliveryRetry, DeliveryFailed or DeliveryStopped for an answer that means no success.
     """
     run, began = live.run, estimated_now()
@@ -188,7 +191,7 @@ def send_request(
         started_at=began,
         outcome=(AnswerKind.FAILED if retried and is_last else meaning.kind).value,
         method=request.method,
-        url=shown_url,
+        url=shown_url or masked_url(request.url.origin + request.url.path),
         endpoint=request.endpoint,
         request_headers=http_request.masked_headers(request.headers.items(), secret_names),
         request_bytes=len(request.body),

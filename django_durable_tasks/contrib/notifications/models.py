@@ -85,9 +85,7 @@ class NotificationSetting(GuardedModel):
         _("schedule"), max_length=200, blank=True, default="", help_text=_PATTERN
     )
     delivery_type = fields.ExactCharField(
-        _("delivery type"),
-        max_length=13,
-        choices=[(kind.value, kind.value) for kind in DeliveryType],
+        _("delivery type"), max_length=13, choices=fields.choices_of(DeliveryType)
     )
     delivery_config = fields.EncryptedJSONField(_("delivery configuration"), default=dict)
     digest = models.FloatField(

@@ -17,7 +17,7 @@ from django.core import mail
 from django.core.mail import EmailMessage
 from django.db import Error
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, exceptions, registry
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
@@ -26,14 +26,7 @@ from django_durable_tasks.contrib.callbacks import endpoints, http, tasks
 from django_durable_tasks.contrib.notifications import deliveries, messages
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.decorators import durable_task
-from django_durable_tasks.exceptions import (
-    DeliveryFailed,
-    DeliveryStopped,
-    EncryptionError,
-    InvalidOption,
-    InvalidTarget,
-)
-from django_durable_tasks.masking import masked_url, shortened
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, SLICE, Job, register_job
 from django_durable_tasks.store import tables
@@ -68,7 +61,7 @@ def send_email(
     allowed = conf.allowed(_ALLOW, tasks.slug_of(live, _ALLOW))
     to = [address for address in config.get("to", ()) if messages.is_allowed(address, allowed)]
     if not to:
-        raise DeliveryFailed(
+        raise exceptions.DeliveryFailed(
             "None of the addresses is allowed (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
         )
     message = EmailMessage(
@@ -115,7 +108,7 @@ def send_email(
         extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
     )
     if refused:
-        raise DeliveryFailed(text)
+        raise exceptions.DeliveryFailed(text)
     _record_health(live, key, text)
     raise tasks.DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
 
@@ -156,7 +149,7 @@ _SOFT_TIMEOUT, _TIMEOUT = 90, 120
     max_attempts=len(BACKOFF) + 1,
     backoff=BACKOFF,
     jitter=False,
-    give_up_on=(DeliveryFailed, InvalidTarget),
+    give_up_on=(exceptions.DeliveryFailed, exceptions.InvalidTarget),
     soft_timeout=_SOFT_TIMEOUT,
     timeout=_TIMEOUT,
 )
@@ -164,7 +157,9 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
     """Send the events of a delivery as one message. Raises DeliveryRetry or DeliveryFailed."""
     live = process_runs.current()
     if live is None:
-        raise InvalidOption("deliver_notification sends messages from a worker only: schedule it.")
+        raise exceptions.InvalidOption(
+            "deliver_notification sends messages from a worker only: schedule it."
+        )
     with tasks.database_of(live):
         rows = tables.unguarded(NotificationSetting).filter(tenant_id=live.run.tenant_id)
         row = rows.filter(pk=setting).first()
@@ -181,13 +176,13 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
         status = deliveries.FAILED if last else deliveries.RETRYING
         error = str(failed)
         raise
-    except EncryptionError:
+    except exceptions.EncryptionError:
         # The run is postponed. The names of keys concern operators only.
         status, error = deliveries.RETRYING, "The destination cannot be decrypted."
         raise
     except Exception as failed:
         status, error = deliveries.FAILED, str(failed)
-        if isinstance(failed, DeliveryStopped):
+        if isinstance(failed, exceptions.DeliveryStopped):
             with tasks.database_of(live):
                 deliveries.disable_setting(row.pk, error)
         raise
@@ -331,17 +326,16 @@ _ATTEMPTS, _PAUSE = 3, 5
     backoff="FIXED",
     backoff_base=_PAUSE,
     priority=9,
-    give_up_on=(DeliveryFailed, InvalidTarget),
+    give_up_on=(exceptions.DeliveryFailed, exceptions.InvalidTarget),
 )
 def watchdog(self: Any) -> dict[str, Any]:
     """Send the request, and return how many seconds the task waited for its start."""
     live, url = process_runs.current(), settings().WATCHDOG_URL
     if live is None:
-        raise InvalidOption("watchdog sends requests from a worker only: schedule it.")
+        raise exceptions.InvalidOption("watchdog sends requests from a worker only: schedule it.")
     if url is None:
         return {"sent": False, "reason": "DURABLE_TASKS['WATCHDOG_URL'] is None."}
     waited = (estimated_now() - live.run.scheduled_for).total_seconds()
     request = http_request({"url": url, "method": "GET"}, http.limits())
-    shown = masked_url(request.url.origin + request.url.path)
-    result = tasks.send_request(live, request, None, shown)
+    result = tasks.send_request(live, request, None)
     return {"sent": True, "status": result["status"], "waited": round(waited, 3)}
