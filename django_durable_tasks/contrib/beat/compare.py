@@ -30,7 +30,7 @@ from django_durable_tasks.schedules.agenda import Agenda
 from django_durable_tasks.schedules.options import BEAT
 from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.schedules.timetables.types import walk
-from django_durable_tasks.schedules.timetables.zones import ClockChange, clock_changes, zone
+from django_durable_tasks.schedules.timetables.zones import clock_changes, zone
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import dedicated_connection
 
@@ -101,16 +101,6 @@ def _crontab(crontab: Crontab, clock: _Clock) -> Any:
     return schedule
 
 
-def _schedule(row: BeatRow, clock: _Clock) -> Any:
-    if row.crontab is not None:
-        return _crontab(row.crontab, clock)
-    if row.interval is not None:
-        number, unit = row.interval
-        return schedules.schedule(timedelta(**{unit: number}), nowfun=clock)
-    event, latitude, longitude = row.solar or ("", 0.0, 0.0)
-    return schedules.solar(event, latitude, longitude, nowfun=clock)
-
-
 def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator[datetime]:
     """Yield the instants (UTC) at which beat fires from ``now`` on, without delays.
 
@@ -121,7 +111,15 @@ def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator
         yield max(row.clocked, now)
         return
     clock = _Clock(now)
-    schedule = _schedule(row, clock)
+    schedule: Any
+    if row.crontab is not None:
+        schedule = _crontab(row.crontab, clock)
+    elif row.interval is not None:
+        number, unit = row.interval
+        schedule = schedules.schedule(timedelta(**{unit: number}), nowfun=clock)
+    else:
+        event, latitude, longitude = row.solar or ("", 0.0, 0.0)
+        schedule = schedules.solar(event, latitude, longitude, nowfun=clock)
     at, before = now, last or _last_run(row, now)
     if row.start_time is not None and row.start_time > now:
         # A crontab does not run before the first fire after its start_time.
@@ -178,7 +176,17 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
         for change in changes:
             theirs, ours = _both(row, agenda, change.at - _AROUND, change.at + _AROUND)
             if theirs != ours:
-                differences.append(_around(name, change, theirs, ours))
+                way = "forward" if change.shift > timedelta(0) else "back"
+                alone = {"beat": set(theirs) - set(ours), "here it": set(ours) - set(theirs)}
+                fired = [
+                    f"{side} alone fires at {_some(sorted(times))}"
+                    for side, times in alone.items()
+                    if times
+                ]
+                differences.append(
+                    f"DST: when the clock of {name} goes {way}, {utc_text(change.at)},"
+                    f" {'; '.join(fired)}"
+                )
     return Comparison(here, beat, tuple(differences))
 
 
@@ -219,21 +227,6 @@ def _times(
         yield f"TIMES: beat fires at {utc_text(apart[0][0])}, here it is {utc_text(apart[0][1])}"
     elif len(beat) != len(here) and not tolerance:
         yield f"TIMES: {len(beat)} fires of beat are {len(here)} here"
-
-
-def _around(
-    name: str, change: ClockChange, beat: Sequence[datetime], here: Sequence[datetime]
-) -> str:
-    way = "forward" if change.shift > timedelta(0) else "back"
-    theirs, ours = sorted(set(beat) - set(here)), sorted(set(here) - set(beat))
-    gap_rules = [
-        f"{who} alone fires at {_some(times)}"
-        for who, times in (("beat", theirs), ("here it", ours))
-        if times
-    ]
-    return (
-        f"DST: when the clock of {name} goes {way}, {utc_text(change.at)}, {'; '.join(gap_rules)}"
-    )
 
 
 def _some(times: Sequence[datetime]) -> str:

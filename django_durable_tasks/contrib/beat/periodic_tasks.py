@@ -171,7 +171,17 @@ def imported(
         options["expires_in"] = float(row.expire_seconds)
     args, kwargs = _json(row, "args", list), _json(row, "kwargs", dict)
     if not durable:
-        sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": _message(row)}
+        # The options with which beat would send the message.
+        message = {
+            "queue": row.queue,
+            "exchange": row.exchange,
+            "routing_key": row.routing_key,
+            "priority": row.priority,
+            "expires": row.expire_seconds,
+            "headers": {**_json(row, "headers", dict), "periodic_task_name": row.name},
+        }
+        given = {name: value for name, value in message.items() if value not in (None, "")}
+        sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": given}
         return options | {"args": [], "kwargs": sent}, remarks
     options |= {"args": args, "kwargs": kwargs} | ({"queue": row.queue} if row.queue else {})
     if row.priority is not None:
@@ -187,8 +197,8 @@ def imported(
     call = {**row.limits, **({"headers": headers} if headers else {})}
     if call:
         options["options"] = call
-    message = {"exchange": row.exchange, "routing key": row.routing_key}
-    dropped = [*(name for name, value in message.items() if value), *row.dropped]
+    routing = {"exchange": row.exchange, "routing key": row.routing_key}
+    dropped = [*(name for name, value in routing.items() if value), *row.dropped]
     if dropped:
         remarks.append(
             f"MESSAGE: not kept, because a durable task has a queue and no message of its own:"
@@ -213,20 +223,6 @@ def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> 
             f"Its {column} are {text[:60]!r}; give JSON that is a {kind.__name__}."
         )
     return value
-
-
-def _message(row: BeatRow) -> dict[str, Any]:
-    """Return the options with which beat would send the message."""
-    headers = {**_json(row, "headers", dict), "periodic_task_name": row.name}
-    options = {
-        "queue": row.queue,
-        "exchange": row.exchange,
-        "routing_key": row.routing_key,
-        "priority": row.priority,
-        "expires": row.expire_seconds,
-        "headers": headers,
-    }
-    return {option: value for option, value in options.items() if value is not None and value != ""}
 
 
 def utc_text(at: datetime) -> str:

@@ -174,11 +174,8 @@ class Channel(virtual.Channel):
         self,
         exchange: str | None = None,
         type: str = "direct",
-        durable: bool = False,
-        auto_delete: bool = False,
-        arguments: Any = None,
-        nowait: bool = False,
         passive: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Declare an exchange."""
         kind = type or "direct"

@@ -257,20 +257,17 @@ def checked_config(
         )
     if delivery_type == DeliveryType.EMAIL:
         return {"to": _addresses(config["to"], allowed)}
-    return {"url": _url(config["url"], policy)}
-
-
-def _url(value: object, policy: AddressPolicy) -> str:
-    if isinstance(value, str) and MASK in value:
+    url = config["url"]
+    if isinstance(url, str) and MASK in url:
         raise InvalidOption(
             "delivery_config has a masked URL: give the whole URL, or leave delivery_config out to"
             " keep the present one."
         )
     try:
-        policy.check(parsed_url(value))
+        policy.check(parsed_url(url))
     except InvalidTarget as refused:
         raise InvalidOption(f"delivery_config has a URL that cannot be used: {refused}") from None
-    return str(value)
+    return {"url": str(url)}
 
 
 def _addresses(value: object, allowed: Sequence[str]) -> list[str]:
