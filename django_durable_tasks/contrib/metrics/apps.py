@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils.module_loading import import_string
+
 from django_durable_tasks import conf, optional_apps, ports
+
+# Imported on use, because it needs the extra [metrics].
+_EXPOSITION = "django_durable_tasks.contrib.metrics.exposition."
 
 
 class MetricsConfig(optional_apps.OptionalAppConfig):
@@ -48,15 +53,11 @@ class MetricsConfig(optional_apps.OptionalAppConfig):
         """Return the metrics and their content type, in the format that ``Accept`` asks for.
         Raises ImportError without the extra [metrics].
         """
-        # Imported on use, because it needs the extra.
-        from django_durable_tasks.contrib.metrics.exposition import written
-
-        return written(accept)
+        written: tuple[bytes, str] = import_string(_EXPOSITION + "written")(accept)
+        return written
 
     def server(self, host: str, port: int) -> Any:
         """Return a server of the metrics, not started. Raises ImportError without the extra
         [metrics], and OSError if the address cannot be bound.
         """
-        from django_durable_tasks.contrib.metrics.exposition import MetricsServer
-
-        return MetricsServer(host, port)
+        return import_string(_EXPOSITION + "MetricsServer")(host, port)
