@@ -8,13 +8,8 @@ from datetime import timedelta
 from django.db.models import Sum
 
 from django_durable_tasks.contrib.metrics.counts import CountMetrics, read_totals, settled_until
-from django_durable_tasks.contrib.metrics.models import (
-    DELAYS,
-    MINUTE,
-    MetricKind,
-    MetricMinute,
-    Span,
-)
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import DELAYS, MINUTE, MetricKind, Span
 from django_durable_tasks.models import OccurrenceRecord, TaskExecutionLog
 from django_durable_tasks.store.clock import database_now
 from tests.chaos.records import CreationCounts, Series

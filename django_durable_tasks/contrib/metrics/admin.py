@@ -29,14 +29,14 @@ from django_durable_tasks.admin import filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.contrib.metrics.counts import counts
-from django_durable_tasks.contrib.metrics.models import (
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import (
     BUCKETS,
     MINUTE,
     CountedDurations,
     Distribution,
     Duration,
     MetricKind,
-    MetricMinute,
     Span,
     minute_of,
 )

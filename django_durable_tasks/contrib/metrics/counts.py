@@ -27,7 +27,8 @@ from django.db.models import Count, OuterRef, QuerySet, Subquery, Sum
 from django_durable_tasks import conf
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.metrics.models import (
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import (
     ALL_TENANTS,
     DELAYS,
     MINUTE,
@@ -36,7 +37,6 @@ from django_durable_tasks.contrib.metrics.models import (
     CountedDurations,
     Duration,
     MetricKind,
-    MetricMinute,
     SeriesKey,
     Span,
     minute_of,

@@ -29,7 +29,7 @@ from django_durable_tasks import conf, process_state
 from django_durable_tasks.choices import FireOutcome, LogStatus
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.cluster.status import is_silent, recent_clock_step
-from django_durable_tasks.contrib.metrics import models
+from django_durable_tasks.contrib.metrics import series
 from django_durable_tasks.contrib.metrics.counts import read_totals, settled_until
 from django_durable_tasks.limits import config, waitlist
 from django_durable_tasks.limits.scopes import EACH_TENANT
@@ -48,7 +48,7 @@ from django_durable_tasks.tasks import operator_actions
 
 
 PREFIX = "durable_tasks"
-Totals = Sequence[tuple[models.SeriesKey, models.CountedDurations]]
+Totals = Sequence[tuple[series.SeriesKey, series.CountedDurations]]
 _ACCEPTED = frozenset(
     (LogStatus.SUCCESS, LogStatus.FAILED, LogStatus.RETRY, LogStatus.LOST, LogStatus.CANCELLED)
 )
@@ -68,55 +68,55 @@ class TotalMetric(NamedTuple):
 
     name: str
     text: str
-    kind: models.MetricKind
+    kind: series.MetricKind
     statuses: Collection[str] | None = None
     labels: Mapping[str, str] = _TASK
 
 
 TOTALS = (
-    TotalMetric("scheduled", "Created tasks.", models.MetricKind.CREATED),
+    TotalMetric("scheduled", "Created tasks.", series.MetricKind.CREATED),
     TotalMetric(
-        "executed", "Ended attempts.", models.MetricKind.ATTEMPT, _ACCEPTED, _TASK_AND_STATUS
+        "executed", "Ended attempts.", series.MetricKind.ATTEMPT, _ACCEPTED, _TASK_AND_STATUS
     ),
-    TotalMetric("failed", "Attempts that failed for good.", models.MetricKind.ATTEMPT, {"FAILED"}),
+    TotalMetric("failed", "Attempts that failed for good.", series.MetricKind.ATTEMPT, {"FAILED"}),
     TotalMetric(
         "retried",
         "Attempts that failed and are followed by another one.",
-        models.MetricKind.ATTEMPT,
+        series.MetricKind.ATTEMPT,
         {"RETRY"},
     ),
     TotalMetric(
         "refused",
         "Endings of runs that no longer owned their task, and duplicate messages.",
-        models.MetricKind.ATTEMPT,
+        series.MetricKind.ATTEMPT,
         {"FENCED", "DUPLICATE"},
         _TASK_AND_STATUS,
     ),
     TotalMetric(
         "skipped",
         "Tasks that ended without an attempt.",
-        models.MetricKind.ENDED,
+        series.MetricKind.ENDED,
         labels=_TASK_AND_STATUS,
     ),
     TotalMetric(
         "misfires",
         "Fire times of recurring tasks that did not run.",
-        models.MetricKind.OCCURRENCE,
+        series.MetricKind.OCCURRENCE,
         _NOT_FIRED,
         {"reason": "status"},
     ),
 )
 HISTOGRAMS = (
-    ("run_seconds", "Duration of an attempt.", models.Duration.RUN),
+    ("run_seconds", "Duration of an attempt.", series.Duration.RUN),
     (
         "scheduler_wait_seconds",
         "Time from when a task was due until it was claimed.",
-        models.Duration.SCHEDULER_WAIT,
+        series.Duration.SCHEDULER_WAIT,
     ),
     (
         "broker_wait_seconds",
         "Time from when a task was claimed until it started.",
-        models.Duration.BROKER_WAIT,
+        series.Duration.BROKER_WAIT,
     ),
 )
 
@@ -137,7 +137,7 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
             family.add_metric(list(labels), counted.number)
         yield family
     fields = {**_TASK, **_TENANT} if tenants else _TASK
-    bounds = [*(str(float(bound)) for bound in models.BUCKETS), "+Inf"]
+    bounds = [*(str(float(bound)) for bound in series.BUCKETS), "+Inf"]
     for name, text, duration in HISTOGRAMS:
         rows = ((key, counted) for key, counted in totals if duration in counted.durations)
         histogram = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
@@ -209,16 +209,16 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
 
 
 def _grouped(
-    rows: Iterable[tuple[models.SeriesKey, models.CountedDurations]], labels: Mapping[str, str]
-) -> dict[tuple[str, ...], models.CountedDurations]:
+    rows: Iterable[tuple[series.SeriesKey, series.CountedDurations]], labels: Mapping[str, str]
+) -> dict[tuple[str, ...], series.CountedDurations]:
     """Return the sums by labels; series of several tenants or statuses may have the same."""
-    groups: dict[tuple[str, ...], models.CountedDurations] = {}
+    groups: dict[tuple[str, ...], series.CountedDurations] = {}
     for key, counted in rows:
         values = key._asdict()
-        if key.tenant_id == models.ALL_TENANTS:
+        if key.tenant_id == series.ALL_TENANTS:
             values["tenant_id"] = ""
         group = tuple(str(values[field]) for field in labels.values())
-        groups.setdefault(group, models.CountedDurations()).add(counted)
+        groups.setdefault(group, series.CountedDurations()).add(counted)
     return dict(sorted(groups.items()))
 
 
@@ -388,7 +388,7 @@ def busiest_queues(queues: Mapping[str, QueueGauge], most: int) -> dict[str, Que
     names = sorted(queues, key=size)
     busiest = {name: queues[name] for name in sorted(names[:most])}
     for name in names[most:]:
-        busiest[models.OTHER] = busiest.get(models.OTHER, QueueGauge()).plus(queues[name])
+        busiest[series.OTHER] = busiest.get(series.OTHER, QueueGauge()).plus(queues[name])
     return busiest
 
 
@@ -448,7 +448,7 @@ def read_gauges() -> Gauges:
         published = QueueGauge(queued=queued, running=tenants.total() - queued)
         open_tasks[queue] = open_tasks.get(queue, QueueGauge()).plus(published)
     return Gauges(
-        queues=busiest_queues(open_tasks, models.SERIES_MAX),
+        queues=busiest_queues(open_tasks, series.SERIES_MAX),
         term=term,
         is_led=expires_at is not None and expires_at > now,
         nodes=Counter((node.kind, _state(node, now)) for node in alive),
@@ -460,7 +460,7 @@ def read_gauges() -> Gauges:
                 for scope, allowed in sorted(limit_config.scopes.items())
                 if allowed.places is not None and scope != EACH_TENANT
             },
-            models.SERIES_MAX,
+            series.SERIES_MAX,
         ),
         dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
         settled_age=(now - settled).total_seconds() if settled else 0.0,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from django_durable_tasks.choices import TERMINAL
-from django_durable_tasks.contrib.metrics.models import DELAYS, MINUTE
+from django_durable_tasks.contrib.metrics.series import DELAYS, MINUTE
 from tests.chaos.invariants.runs import starts
 from tests.chaos.records import History, Series
 

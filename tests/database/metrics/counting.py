@@ -10,12 +10,12 @@ from django.db.models import Count
 
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.metrics.counts import CountMetrics, read_totals
-from django_durable_tasks.contrib.metrics.models import (
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import (
     DELAYS,
     CountedDurations,
     Duration,
     MetricKind,
-    MetricMinute,
     SeriesKey,
     Span,
     minute_of,

@@ -18,8 +18,8 @@ from django_durable_tasks.contrib.metrics.admin import (
     endings,
     read_points,
 )
-from django_durable_tasks.contrib.metrics.models import MINUTE, Duration, minute_of
-from django_durable_tasks.contrib.metrics.models import MetricKind as Kind
+from django_durable_tasks.contrib.metrics.series import MINUTE, Duration, minute_of
+from django_durable_tasks.contrib.metrics.series import MetricKind as Kind
 from django_durable_tasks.store.clock import database_now
 from tests.database.metrics.counting import SETTLED_SOON, a_minute, count_all, recount
 from tests.factories import a_task, many_tasks

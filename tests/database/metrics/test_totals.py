@@ -13,7 +13,8 @@ from django.db import connection
 from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.contrib.metrics import counts
 from django_durable_tasks.contrib.metrics.counts import read_totals
-from django_durable_tasks.contrib.metrics.models import OTHER, MetricKind, MetricMinute, Span
+from django_durable_tasks.contrib.metrics.models import MetricMinute
+from django_durable_tasks.contrib.metrics.series import OTHER, MetricKind, Span
 from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog
 from django_durable_tasks.states import endings
 from django_durable_tasks.store.clock import database_now

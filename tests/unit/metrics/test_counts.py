@@ -15,7 +15,7 @@ from django_durable_tasks.contrib.metrics.exposition import (
     busiest_queues,
     fullest_limits,
 )
-from django_durable_tasks.contrib.metrics.models import (
+from django_durable_tasks.contrib.metrics.series import (
     BUCKETS,
     DELAYS,
     MINUTE,
