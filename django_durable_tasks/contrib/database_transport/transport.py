@@ -1,7 +1,7 @@
 """Kombu's transport ``durable-database://<alias>``: a broker in a database of Django.
 
 Publishing is an INSERT on the connection of the caller's thread, and so part of its transaction.
-Consuming uses a connection of its own (``session.py``): a message that is delivered stays in its
+Consuming uses a connection of its own (``consumers.py``): a message that is delivered stays in its
 table, leased to this connection, until it is acknowledged.
 
 Priorities are those of RabbitMQ: 0 to 9, and 9 is delivered first.
@@ -29,16 +29,10 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 
-from django_durable_tasks.contrib.database_transport import due_tasks, routing, wakeups
+from django_durable_tasks.contrib.database_transport import consumers, due_tasks, routing
 from django_durable_tasks.contrib.database_transport.due_tasks import RUN_TAG, DueTasks, takes_tasks
 from django_durable_tasks.contrib.database_transport.models import Queue
-from django_durable_tasks.contrib.database_transport.session import (
-    LEASE,
-    LOST,
-    Claimed,
-    Demand,
-    Session,
-)
+from django_durable_tasks.contrib.database_transport.consumers import LOST, Claimed, Demand, Session
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.errors import is_unmigrated
 
@@ -329,7 +323,7 @@ class Channel(virtual.Channel):
             )
             if number:
                 notify = self.connection.notify if self.connection else True
-                wakeups.after_commit(self.alias, notify=notify)
+                consumers.after_commit(self.alias, notify=notify)
 
     @contextmanager
     def _statements(self) -> Iterator[None]:
@@ -447,7 +441,7 @@ class Channel(virtual.Channel):
         """Return held messages to their queues. In a forked child it does nothing."""
         if messages and os.getpid() == self._process_id:
             self.session.give_back(messages)
-            wakeups.wake(self.alias)
+            consumers.wake(self.alias)
 
     def demand(self) -> tuple[int, bool]:
         """Return how many further messages the prefetch limit allows, and whether there are
@@ -511,7 +505,7 @@ class Transport(virtual.Transport):
         options = client.transport_options
         self.max_message_bytes = int(options.get("max_message_bytes", MAX_MESSAGE_BYTES))
         self.notify = bool(options.get("notify", True))
-        self._lease = float(options.get("lease", LEASE))
+        self._lease = float(options.get("lease", consumers.LEASE))
         self.declarations = _declarations.setdefault(self.alias, routing.Declarations(self.alias))
         self.session = Session(self.alias, self._lease, self.queues_in_use, self._queues_missing)
         self._pause = _SHORTEST_PAUSE
@@ -549,7 +543,7 @@ class Transport(virtual.Transport):
         inherited = os.getpid() != self._process_id
         if not inherited:
             self._leave_loop()
-            wakeups.forget(self.alias, self)
+            consumers.forget(self.alias, self)
             waiting, self._undelivered = self._undelivered, deque()
             with suppress(*LOST):
                 self.session.give_back([row.id for row, _, _ in waiting])
@@ -578,7 +572,7 @@ class Transport(virtual.Transport):
 
     def started_consuming(self) -> None:
         """Poll now, and whenever a message may have arrived."""
-        wakeups.register(self.alias, self, listen=self.notify)
+        consumers.register(self.alias, self, listen=self.notify)
         if self.due_tasks is None and takes_tasks():
             self.due_tasks = due_tasks.of_connection()
         self.wake()
@@ -653,7 +647,7 @@ class Transport(virtual.Transport):
             self._pause = _SHORTEST_PAUSE
         again = (full and claimed) or self._attention.is_set()
         self._next_poll = now if again else now + self._pause
-        longest = wakeups.longest_pause(self.alias, self.polling_interval)
+        longest = consumers.longest_pause(self.alias, self.polling_interval)
         self._pause = min(self._pause * _SLOWER, longest)
 
     def _deliver_claimed(self) -> int:
