@@ -274,18 +274,14 @@ class TaskPagination(views.KeysetPagination):
         return uuid.UUID(int=first_of_millisecond + (2**_RANDOM - 1 if backwards else 0))
 
 
-def _word(text: str) -> fields.Text:
-    return fields.Key(required=False, help_text=text)
-
-
 _FILTERS: Mapping[str, Any] = {
     "status": Several(
         list(Status), required=False, help_text="Only tasks in this status, or in several ones."
     ),
-    "queue": _word("Only tasks of this queue."),
-    "name": _word("Only tasks of this name."),
-    "key": _word("Only tasks with this key."),
-    "idempotency_key": _word("The task with this key."),
+    "queue": fields.Key(required=False, help_text="Only tasks of this queue."),
+    "name": fields.Key(required=False, help_text="Only tasks of this name."),
+    "key": fields.Key(required=False, help_text="Only tasks with this key."),
+    "idempotency_key": fields.Key(required=False, help_text="The task with this key."),
     "workflow_id": fields.Id(required=False, help_text="Only tasks of this workflow."),
     "recurring_task_id": fields.Id(required=False, help_text="Only tasks of this recurring task."),
     "from": fields.Instant(required=False, help_text="Created at or after this time."),

@@ -6,19 +6,11 @@ against.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    NotRequired,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any
 
 from django_durable_tasks.choices import FLAGS, EventType
 from django_durable_tasks.contrib.notifications.messages import DATA_OF, EventMessage, Format
@@ -129,17 +121,17 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if hint is EventMessage:
         kinds = [kind for kind in DATA_OF if kind not in _NEVER_IN_DIGESTS]
         return {"oneOf": [_reference(_message_name(kind)) for kind in kinds]}
-    if is_typeddict(hint):
+    if typing.is_typeddict(hint):
         return _object(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is NotRequired:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.NotRequired:
         return schema_of(arguments[0])
-    if origin is Annotated:
+    if origin is typing.Annotated:
         return schema_of(arguments[0]) | {
             "format" if isinstance(item, Format) else "description": getattr(item, "name", item)
             for item in hint.__metadata__
         }
-    if origin in (Union, UnionType):
+    if origin in (typing.Union, UnionType):
         # A parameter that may be None need not be given; one of several types has no schema.
         kinds = [kind for kind in arguments if kind is not NoneType]
         return schema_of(kinds[0]) if len(kinds) == 1 else {}
@@ -151,10 +143,14 @@ def schema_of(hint: Any) -> dict[str, Any]:
 
 
 def _object(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {
         "type": "object",
         "description": kind.__doc__,
         "properties": {name: schema_of(hint) for name, hint in hints.items()},
-        "required": [name for name, hint in hints.items() if get_origin(hint) is not NotRequired],
+        "required": [
+            name
+            for name, hint in hints.items()
+            if typing.get_origin(hint) is not typing.NotRequired
+        ],
     }

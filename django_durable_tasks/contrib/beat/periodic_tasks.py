@@ -25,14 +25,7 @@ from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
 from django_durable_tasks.option_values import checked_name, seconds
-from django_durable_tasks.schedules import lifecycle
-from django_durable_tasks.schedules.celery_schedules import (
-    Fields,
-    cron_keywords,
-    interval_of,
-    kind_of,
-    texts_of,
-)
+from django_durable_tasks.schedules import celery_schedules, lifecycle
 from django_durable_tasks.schedules.options import BEAT, columns
 from django_durable_tasks.store.clock import database_now
 
@@ -107,7 +100,12 @@ class BeatRow:
 
 
 def imported(
-    row: BeatRow, now: datetime, fields: Fields | None, *, durable: bool, on_redis: bool
+    row: BeatRow,
+    now: datetime,
+    fields: celery_schedules.Fields | None,
+    *,
+    durable: bool,
+    on_redis: bool,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the keyword arguments of ``upsert`` for the row, and remarks on the differences.
 
@@ -143,7 +141,7 @@ def imported(
             raise InvalidSchedule(
                 f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
             )
-        keywords = cron_keywords(row.crontab.texts, fields)
+        keywords = celery_schedules.cron_keywords(row.crontab.texts, fields)
         if "rrule" in keywords:
             remarks.append(
                 "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as"
@@ -445,10 +443,10 @@ def _row_of_entry(name: str, task: str, entry: Mapping[str, Any]) -> BeatRow:
     schedule = value
     if isinstance(value, float | int | timedelta):
         schedule = maybe_schedule(value, app=current_app)
-    kind = kind_of(schedule)
+    kind = celery_schedules.kind_of(schedule)
     timing: dict[str, Any]
     if kind == "crontab":
-        minute, hour, day, month, weekday = texts_of(schedule)
+        minute, hour, day, month, weekday = celery_schedules.texts_of(schedule)
         zone = str(current_app.timezone)
         timing = {"crontab": Crontab(minute, hour, day, month, weekday, zone)}
     elif kind == "solar":
@@ -456,7 +454,7 @@ def _row_of_entry(name: str, task: str, entry: Mapping[str, Any]) -> BeatRow:
     elif kind is None:
         raise InvalidSchedule(f"Its schedule is {value!r:.80}, which is none of Celery.")
     else:
-        every, second = interval_of(schedule), timedelta(seconds=1)
+        every, second = celery_schedules.interval_of(schedule), timedelta(seconds=1)
         timing = {"interval": (every // second, "seconds")}
         if every % second:
             timing = {"interval": (every // _MICROSECOND, "microseconds")}

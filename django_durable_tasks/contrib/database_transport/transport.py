@@ -30,9 +30,9 @@ from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 
 from django_durable_tasks.contrib.database_transport import consumers, due_tasks, routing
+from django_durable_tasks.contrib.database_transport.consumers import LOST, Claimed, Demand, Session
 from django_durable_tasks.contrib.database_transport.due_tasks import RUN_TAG, DueTasks, takes_tasks
 from django_durable_tasks.contrib.database_transport.models import Queue
-from django_durable_tasks.contrib.database_transport.consumers import LOST, Claimed, Demand, Session
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.errors import is_unmigrated
 

@@ -28,25 +28,16 @@ from django_durable_tasks import conf
 from django_durable_tasks.admin import filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin
 from django_durable_tasks.choices import LogStatus, Status
+from django_durable_tasks.contrib.metrics import series
 from django_durable_tasks.contrib.metrics.counts import counts
 from django_durable_tasks.contrib.metrics.models import MetricMinute
-from django_durable_tasks.contrib.metrics.series import (
-    BUCKETS,
-    MINUTE,
-    CountedDurations,
-    Distribution,
-    Duration,
-    MetricKind,
-    Span,
-    minute_of,
-)
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago
 
 # The periods of charts, the endings and durations of each point, and quantiles.
 
 # The kinds of series whose numbers are endings.
-ENDING_KINDS = (MetricKind.ATTEMPT, MetricKind.ENDED)
+ENDING_KINDS = (series.MetricKind.ATTEMPT, series.MetricKind.ENDED)
 # Entries of the attempt log that do not end an attempt of the task's present owner.
 NOT_ENDINGS = (LogStatus.FENCED, LogStatus.DUPLICATE)
 # How many rows one chart reads at most: those that take about a second.
@@ -69,9 +60,9 @@ class ChartPeriod:
 
     def start(self, now: datetime) -> datetime:
         """Return the start of the first point. The last point contains ``now``."""
-        last = minute_of(now)
+        last = series.minute_of(now)
         last -= timedelta(minutes=last.minute % self.step)
-        return last - MINUTE * self.step * (self.points - 1)
+        return last - series.MINUTE * self.step * (self.points - 1)
 
 
 PERIODS = {
@@ -87,13 +78,13 @@ class ChartPoint:
     start: datetime
     minutes: int
     numbers: dict[str, int] = field(default_factory=dict)
-    durations: dict[str, Distribution] = field(default_factory=dict)
+    durations: dict[str, series.Distribution] = field(default_factory=dict)
 
-    def add(self, status: str, number: int, durations: Mapping[str, Distribution]) -> None:
+    def add(self, status: str, number: int, durations: Mapping[str, series.Distribution]) -> None:
         """Add a number of endings with their durations."""
         self.numbers[status] = self.numbers.get(status, 0) + number
         for name, distribution in durations.items():
-            self.durations.setdefault(name, Distribution()).add(distribution)
+            self.durations.setdefault(name, series.Distribution()).add(distribution)
 
     def rate(self, status: str) -> float:
         """Return the endings per minute."""
@@ -112,11 +103,11 @@ def chart_points(period: ChartPeriod, start: datetime, now: datetime) -> list[Ch
     The first point has the minutes after ``start``, and the last one those that have begun, so that
     their rates are not too low.
     """
-    step = MINUTE * period.step
-    first, end = period.start(now), minute_of(now) + MINUTE
+    step = series.MINUTE * period.step
+    first, end = period.start(now), series.minute_of(now) + series.MINUTE
     starts = (first + step * number for number in range(period.points))
     return [
-        ChartPoint(at, (min(at + step, end) - max(at, start)) // MINUTE)
+        ChartPoint(at, (min(at + step, end) - max(at, start)) // series.MINUTE)
         for at in starts
         if at + step > start
     ]
@@ -129,7 +120,7 @@ def quantile(numbers: Sequence[int], share: float) -> float | None:
     bucket, which has no upper bound, it is the lower bound.
     """
     rank, below, lower = sum(numbers) * share, 0, 0.0
-    for bound, number in zip(BUCKETS, numbers, strict=False):
+    for bound, number in zip(series.BUCKETS, numbers, strict=False):
         if number and below + number >= rank:
             return lower + (bound - lower) * (rank - below) / number
         below, lower = below + number, bound
@@ -148,20 +139,20 @@ def read_points(rows: Any, period: ChartPeriod, now: datetime) -> tuple[list[Cha
     """
     start = period.start(now)
     rows = rows.filter(
-        span__in=(Span.MINUTE, Span.QUARTER), minute__gte=start, minute__lte=now
+        span__in=(series.Span.MINUTE, series.Span.QUARTER), minute__gte=start, minute__lte=now
     ).order_by("-minute")
     first_left_out = list(rows.values_list("minute", flat=True)[ROWS_MAX : ROWS_MAX + 1])
     if first_left_out:
         # Of a quarter of an hour that is cut, the minutes at its end are left out too.
-        start = minute_of(first_left_out[0]) + MINUTE
+        start = series.minute_of(first_left_out[0]) + series.MINUTE
     points = chart_points(period, start, now)
     by_start = {point.start: point for point in points}
     counted = rows.filter(minute__gte=start).values_list("minute", "status", "number", "durations")
     for minute, status, number, durations in counted.iterator(_CHUNK):
-        at = minute_of(minute)
-        point = by_start.get(at - MINUTE * (at.minute % period.step))
+        at = series.minute_of(minute)
+        point = by_start.get(at - series.MINUTE * (at.minute % period.step))
         if point is not None:
-            point.add(status, number, CountedDurations.stored(number, durations).durations)
+            point.add(status, number, series.CountedDurations.stored(number, durations).durations)
     return points, bool(first_left_out)
 
 
@@ -395,9 +386,9 @@ _TITLES = {"1h": _("1 hour"), "24h": _("24 hours"), "7d": _("7 days")}
 _TICK_MINUTES = {"1h": 10, "24h": 180, "7d": 1_440}
 _QUANTILES = (("p50", 0.5), ("p95", 0.95))
 _DURATIONS = (
-    (Duration.RUN, _("Run time of attempts")),
-    (Duration.SCHEDULER_WAIT, _("Wait for a scheduler: from due to claimed")),
-    (Duration.BROKER_WAIT, _("Wait for a worker: from claimed to started")),
+    (series.Duration.RUN, _("Run time of attempts")),
+    (series.Duration.SCHEDULER_WAIT, _("Wait for a scheduler: from due to claimed")),
+    (series.Duration.BROKER_WAIT, _("Wait for a worker: from claimed to started")),
 )
 
 
@@ -477,8 +468,8 @@ def _facts(request: HttpRequest, now: datetime) -> dict[str, Any]:
     period = PERIODS.get(request.GET.get("period", ""), next(iter(PERIODS.values())))
     chosen = {column: request.GET.get(column, "") for column in ("queue", "name")}
     rows = endings(filters.tenants_of(request))
-    series = list(rows.filter(span=Span.TOTAL).values_list(*chosen))
-    queues, names = ({pair[place] for pair in series} for place in (0, 1))
+    pairs = list(rows.filter(span=series.Span.TOTAL).values_list(*chosen))
+    queues, names = ({pair[place] for pair in pairs} for place in (0, 1))
     for (column, value), counted in zip(chosen.items(), (queues, names), strict=True):
         if value:
             rows = rows.filter(**{column: value}) if value in counted else rows.none()

@@ -16,12 +16,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from django.db import Error
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -121,7 +116,7 @@ HISTOGRAMS = (
 )
 
 
-def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metric]:
+def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[core.Metric]:
     """Yield all metrics; ``tenants``: those of tasks with a label for the tenant."""
     for total in TOTALS:
         rows = (
@@ -132,7 +127,7 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
         fields = total.labels
         if tenants and "task" in fields:
             fields = {**fields, **_TENANT}
-        family = CounterMetricFamily(f"{PREFIX}_{total.name}", total.text, labels=list(fields))
+        family = core.CounterMetricFamily(f"{PREFIX}_{total.name}", total.text, labels=list(fields))
         for labels, counted in _grouped(rows, fields).items():
             family.add_metric(list(labels), counted.number)
         yield family
@@ -140,7 +135,7 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
     bounds = [*(str(float(bound)) for bound in series.BUCKETS), "+Inf"]
     for name, text, duration in HISTOGRAMS:
         rows = ((key, counted) for key, counted in totals if duration in counted.durations)
-        histogram = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
+        histogram = core.HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
         for labels, counted in _grouped(rows, fields).items():
             distribution = counted.durations[duration]
             buckets = list(zip(bounds, accumulate(distribution.numbers), strict=True))
@@ -224,8 +219,8 @@ def _grouped(
 
 def _gauge(
     name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
-) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+) -> core.Metric:
+    family = core.GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
     for values, number in rows:
         family.add_metric(list(values), number)
     return family
@@ -245,13 +240,13 @@ class DurableTasksCollector(Collector):
     Raises django.db.Error if the database does not answer.
     """
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[core.Metric]:
         """Read the values and return the metrics."""
         with dedicated_connection():
             totals, gauges = read_totals(), read_gauges()
         return list(families(totals, gauges, tenants=conf.settings().METRICS_TENANTS))
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[core.Metric]:
         """Return nothing, so that a registration does not read the database."""
         return []
 
@@ -259,10 +254,10 @@ class DurableTasksCollector(Collector):
 class _KnownMetrics(Collector):
     """Metrics that were collected before."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
+    def __init__(self, metrics: Iterable[core.Metric]) -> None:
         self._metrics = list(metrics)
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[core.Metric]:
         return self._metrics
 
 
