@@ -374,10 +374,8 @@ def unlimited_users(number: int) -> list[UnlimitedUser]:
     rows = users._default_manager.order_by(users.USERNAME_FIELD)
     for name in {"is_staff", "is_active"} & columns:
         rows = rows.filter(**{name: True})
-    limited, unlimited = (
-        set(tables.unguarded(StaffTenant).values_list("user_key", flat=True)),
-        list[UnlimitedUser](),
-    )
+    limited = set(tables.unguarded(StaffTenant).values_list("user_key", flat=True))
+    unlimited = list[UnlimitedUser]()
     for user in rows.iterator():
         assigned, reason = str(user.pk) in limited, "was never limited to tenants"
         if user.is_superuser:
@@ -424,11 +422,8 @@ def assign_staff(tenant: Tenant, username: Username) -> int:
     with recorded("tenant.assign_staff") as entry:
         rows = Tenant.objects.using(tables.database())
         tables.locked_for_change(rows).get(pk=tenant.pk)
-        if (
-            tables.unguarded(StaffTenant)
-            .filter(user_key=str(user.pk), tenant_id=tenant.pk)
-            .exists()
-        ):
+        of_user = tables.unguarded(StaffTenant).filter(user_key=str(user.pk))
+        if of_user.filter(tenant_id=tenant.pk).exists():
             return 0
         tables.unguarded(StaffTenant).create(
             user_key=str(user.pk),
@@ -438,7 +433,7 @@ def assign_staff(tenant: Tenant, username: Username) -> int:
             reason=current_actor().reason[:500],
         )
         # After the insert, so that the user is limited at every moment.
-        tables.unguarded(StaffTenant).filter(user_key=str(user.pk), tenant__isnull=True).delete()
+        of_user.filter(tenant__isnull=True).delete()
         entry.changed("tenant", tenant.pk, {}, {"staff": username}, tenant.pk)
     return 1
 

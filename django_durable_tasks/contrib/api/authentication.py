@@ -164,9 +164,9 @@ class StaffSessionAuthentication(SessionAuthentication):
         Raises Problem.
         """
         user = getattr(request._request, "user", None)
-        if not conf.settings().API_SESSIONS or user is None or not user.is_active:
+        if not conf.settings().API_SESSIONS or user is None:
             return None
-        if not user.is_staff:
+        if not (user.is_active and user.is_staff):
             return None
         try:
             self.enforce_csrf(request)

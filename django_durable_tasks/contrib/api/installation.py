@@ -80,11 +80,8 @@ class RecentHealth:
         if not self._found or time.monotonic() >= self._until:
             try:
                 now = database_now()
-                led = (
-                    SchedulerLease.objects.using(conf.settings().DATABASE)
-                    .filter(expires_at__gt=now)
-                    .exists()
-                )
+                leases = SchedulerLease.objects.using(conf.settings().DATABASE)
+                led = leases.filter(expires_at__gt=now).exists()
                 stopped = paused_queues()
                 waiting = [
                     *heads().items(),

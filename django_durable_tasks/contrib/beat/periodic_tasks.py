@@ -347,12 +347,9 @@ def rows(database: str, names: Iterable[str] = ()) -> list[BeatRow]:
             " that beat uses."
         )
     schedules = {
-        kind: (
-            {row["id"]: row for row in _read(model, database)}
-            if model._meta.db_table in tables
-            else {}
-        )
+        kind: {row["id"]: row for row in _read(model, database)}
         for kind, model in _KINDS.items()
+        if model._meta.db_table in tables
     }
     selected = set(names)
     tasks = [
@@ -377,7 +374,7 @@ def _read(model: type[models.Model], database: str) -> list[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any], schedules: dict[str, dict[int, dict[str, Any]]]) -> BeatRow:
-    kinds = {kind: schedules[kind].get(row.pop(f"{kind}_id")) for kind in _KINDS}
+    kinds = {kind: schedules.get(kind, {}).get(row.pop(f"{kind}_id")) for kind in _KINDS}
     del row["id"]
     interval, crontab, solar, clocked = kinds.values()
     return BeatRow(

@@ -257,11 +257,8 @@ class Session:
                 Q(unused_until__isnull=False) | Q(auto_delete=True), pk__in=used.values()
             )
             expiring.exclude(consumer=self.consumer).update(consumer=self.consumer)
-            stored = set(
-                Queue.objects.using(self.alias)
-                .filter(pk__in=used.values())
-                .values_list("pk", flat=True)
-            )
+            queues = Queue.objects.using(self.alias).filter(pk__in=used.values())
+            stored = set(queues.values_list("pk", flat=True))
             if lost := [name for name, pk in used.items() if pk not in stored]:
                 self._missing(lost)
         self._reap()

@@ -284,17 +284,14 @@ def delete_setting(row: NotificationSetting) -> bool:
 
 def disable_setting(setting_id: int, reason: str) -> None:
     """Disable a setting whose receiver wants no more messages."""
-    disabled = (
-        tables.unguarded(NotificationSetting)
-        .filter(pk=setting_id, enabled=True)
-        .update(
-            enabled=False,
-            collecting=None,
-            revision=F("revision") + 1,
-            updated_at=DatabaseNow(),
-            updated_by="",
-            reason=reason[:500],
-        )
+    rows = tables.unguarded(NotificationSetting).filter(pk=setting_id, enabled=True)
+    disabled = rows.update(
+        enabled=False,
+        collecting=None,
+        revision=F("revision") + 1,
+        updated_at=DatabaseNow(),
+        updated_by="",
+        reason=reason[:500],
     )
     if disabled:
         logger.warning("Notification setting %d was disabled: %s", setting_id, reason)

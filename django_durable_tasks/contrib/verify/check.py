@@ -303,12 +303,10 @@ def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
     """
     task_ids = {task_id for task_id in ids if task_id is not None}
     locked = set(lock_rows(models.Task, sorted(task_ids)))
-    locked_by_others = (
-        set(tables.tasks().filter(pk__in=task_ids - locked).values_list("pk", flat=True))
-        if task_ids - locked
-        else ()
-    )
-    return task_ids.difference(locked_by_others)
+    if task_ids == locked:
+        return task_ids
+    locked_by_others = tables.tasks().filter(pk__in=task_ids - locked)
+    return task_ids.difference(locked_by_others.values_list("pk", flat=True))
 
 
 def lock_edges(keys: Sequence[int]) -> list[int]:

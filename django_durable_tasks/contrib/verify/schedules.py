@@ -185,7 +185,7 @@ def _add_entries(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]
     for row in rows:
         if row.recurring_task_id is None or row.fire_time is None:
             continue
-        columns = {
+        columns: dict[str, Any] = {
             "outcome": FireOutcome.DISPATCHED,
             "reason": "entered by durable verify",
             "effective_at": row.run_at,
@@ -205,9 +205,7 @@ def _add_entries(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]
                     tenant_id=row.tenant_id,
                     fire_time=row.fire_time,
                     task_id=row.pk,
-                    outcome=FireOutcome.DISPATCHED,
-                    reason="entered by durable verify",
-                    effective_at=row.run_at,
+                    **columns,
                 )
             ]
         )

@@ -371,12 +371,10 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
 @stuck_on_overlap.repaired_by("the oldest task of its key is due")
 def _make_due(context: VerifyContext, keys: Sequence[Any]) -> None:
-    waiting = tables.tasks().filter(pk__in=keys)
+    overlap_keys = tables.tasks().filter(pk__in=keys).values_list("overlap_key", flat=True)
     oldest = [
         several[0].task_id
-        for several in overlap.open_runs(
-            set(waiting.values_list("overlap_key", flat=True))
-        ).values()
+        for several in overlap.open_runs(set(overlap_keys)).values()
         if all(task.held for task in several)
     ]
     oldest_tasks = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)
