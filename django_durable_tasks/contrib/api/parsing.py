@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rest_framework.parsers import BaseParser
@@ -117,24 +117,28 @@ def _check(value: Any) -> None:
             if count > _VALUES_MAX:
                 text = f"a body may have {_VALUES_MAX:,} values"
                 raise _malformed("#", f"is too large: {text}", "too_many_values")
-            items: Iterable[tuple[str | int, Any]] = ()
-            if isinstance(current, list):
-                items = enumerate(current)
-            elif isinstance(current, _Members):
-                text = f"has the key {current.duplicate[:50]!r} twice"
-                raise _malformed(place.pointer, text, "duplicate_key")
-            else:
-                items = current.items()
-                for name in current:
-                    if len(name) > _KEY_MAX:
-                        text = f"has a key of more than {_KEY_MAX} characters"
-                        raise _malformed(place.pointer, text)
-                    _check_text(name, place)
-            pending.extend(
-                (item, _Place(place, key), depth + 1)
-                for key, item in items
-                if isinstance(item, str | dict | list | _Unfit)
-            )
+            pending.extend((inner, at, depth + 1) for inner, at in _inside(current, place))
+
+
+def _inside(value: dict[str, Any] | list[Any], place: _Place) -> Iterator[tuple[Any, _Place]]:
+    if isinstance(value, list):
+        yield from (
+            (item, _Place(place, index)) for index, item in enumerate(value) if _is_checked(item)
+        )
+        return
+    if isinstance(value, _Members):
+        text = f"has the key {value.duplicate[:50]!r} twice"
+        raise _malformed(place.pointer, text, "duplicate_key")
+    for name, item in value.items():
+        if len(name) > _KEY_MAX:
+            raise _malformed(place.pointer, f"has a key of more than {_KEY_MAX} characters")
+        _check_text(name, place)
+        if _is_checked(item):
+            yield item, _Place(place, name)
+
+
+def _is_checked(value: Any) -> bool:
+    return isinstance(value, str | dict | list | _Unfit)
 
 
 def _check_text(text: str, place: _Place) -> None:

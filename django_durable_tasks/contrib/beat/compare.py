@@ -332,11 +332,8 @@ def shadows(
 
     ``live`` are the names that are enabled in beat; None if they are unknown.
     """
-    recorded = (
-        ShadowFire.objects.using(tables.database())
-        .filter(recorded_at__range=(start - tolerance, end + tolerance))
-        .order_by("recorded_at")
-    )
+    stored = ShadowFire.objects.using(tables.database()).order_by("recorded_at")
+    recorded = stored.filter(recorded_at__range=(start - tolerance, end + tolerance))
     fired_at: dict[str, list[datetime]] = defaultdict(list)
     for name, at in recorded.values_list("name", "recorded_at").iterator():
         fired_at[name].append(at)

@@ -416,12 +416,9 @@ class Session:
             if demand.queue not in ready:
                 continue
             limits[demand.channel] = max(demand.limit, limits.get(demand.channel, 0))
-            rows = (
-                routing.ready_messages(self.alias, demand.queue)
-                .order_by("rank", "pk")
-                .select_for_update(skip_locked=skip)
-                .values_list("pk", "queue", "rank", "deliveries", "body")[: demand.limit]
-            )
+            messages = routing.ready_messages(self.alias, demand.queue).order_by("rank", "pk")
+            free = messages.select_for_update(skip_locked=skip)
+            rows = free.values_list("pk", "queue", "rank", "deliveries", "body")[: demand.limit]
             claimed = [
                 Claimed(pk, queue, rank, deliveries + 1, body, demand.channel)
                 for pk, queue, rank, deliveries, body in rows

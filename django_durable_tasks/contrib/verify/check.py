@@ -311,10 +311,7 @@ def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
 
 def lock_edges(keys: Sequence[int]) -> list[int]:
     """Lock the tasks at both ends of these edges; return the edges whose tasks could be locked."""
-    ends = list(
-        rows_of(models.TaskDependency)
-        .filter(pk__in=keys)
-        .values_list("pk", "task_id", "depends_on_id")
-    )
+    edges = rows_of(models.TaskDependency).filter(pk__in=keys)
+    ends = list(edges.values_list("pk", "task_id", "depends_on_id"))
     free = free_tasks(task for _, *two in ends for task in two)
     return [pk for pk, *two in ends if free.issuperset(task for task in two if task is not None)]

@@ -229,12 +229,8 @@ def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
     entries = ledger.ledger().filter(
         recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
     )
-    recorded = dict(
-        entries.exclude(reason__startswith="backfilled")
-        .order_by()
-        .values_list("recurring_task")
-        .annotate(number=Count("pk"))
-    )
+    of_runs = entries.exclude(reason__startswith="backfilled").order_by()
+    recorded = dict(of_runs.values_list("recurring_task").annotate(number=Count("pk")))
     return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
 
 

@@ -179,14 +179,11 @@ def attempts(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     A success that an operator sets has no run and is not counted as the ending of an attempt.
     """
     accepted = Q(executions__run_id__isnull=False, executions__status__in=_ACCEPTED)
-    counted = (
-        rows.order_by()
-        .filter(accepted)
-        .annotate(
-            endings=Count("executions"),
-            ended=Count("executions__attempt_number", distinct=True),
-            highest=Max("executions__attempt_number"),
-        )
+    counted = rows.order_by().filter(accepted)
+    counted = counted.annotate(
+        endings=Count("executions"),
+        ended=Count("executions__attempt_number", distinct=True),
+        highest=Max("executions__attempt_number"),
     )
     odd = counted.filter(
         Q(endings__gt=F("ended"))
@@ -242,11 +239,8 @@ def expired_leases(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     if not context.is_steady_for(patience):
         return
     gone = Exists(rows_of(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience)))
-    expired = (
-        rows.filter(status=Status.RUNNING)
-        .annotate(gone=gone)
-        .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
-    )
+    running = rows.filter(status=Status.RUNNING).annotate(gone=gone)
+    expired = running.filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
     repair, advice = ("mark the run LOST", "") if context.led else ("", NO_LEADER)
     for pk, node, lease, has_stopped in expired.values_list("pk", "node", "lease_until", "gone"):
         field, value, right = "lease_until", lease, "renewed, or the run marked LOST"
