@@ -65,7 +65,7 @@ def claim(queued: int, dead: int = 0) -> dict[str, float]:
     """Claim and acknowledge messages from a queue with ``queued`` of them, and ``dead`` rows that
     no VACUUM can remove. Return the median and the 95th percentile of a claim.
     """
-    from django_durable_tasks.contrib.database_transport.session import Demand, Session
+    from django_durable_tasks.contrib.database_transport.consumers import Demand, Session
 
     call_command("migrate", verbosity=0)
     with kombu.Connection(URL) as broker, broker.channel() as channel:

@@ -221,7 +221,7 @@ def unreachable_beat_entries() -> dict[str, str]:
 
 # The queues that Celery tasks use, to which no message of ``queue_message`` is published.
 #
-# Such a message starts nothing (``callbacks.queue_messages`` refuses the headers by which it
+# Such a message starts nothing (``callbacks.tasks`` refuses the headers by which it
 # would be a task, and Kombu does not decode its body). A worker would still receive and reject it.
 
 

@@ -78,7 +78,7 @@ tables = {name for name in connection.introspection.table_names() if name.starts
 assert len(tables) == (23 if WITH_API else 18), tables
 loaded = [name for name in sys.modules if name.startswith("django_durable_tasks.contrib.")]
 # The API documents the messages of notifications, whose types need no model.
-types = "django_durable_tasks.contrib.notifications.events"
+types = "django_durable_tasks.contrib.notifications.messages"
 apps = {name.split(".")[2] for name in loaded if name.count(".") > 2 and name != types}
 assert apps == ({"api"} if WITH_API else set()), loaded
 

@@ -23,7 +23,7 @@ from kombu.serialization import registry as serializers
 from django_durable_tasks import queue_message
 from django_durable_tasks.checks import check_celery
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.callbacks import queue_messages
+from django_durable_tasks.contrib.callbacks import tasks
 from django_durable_tasks.exceptions import InvalidTarget, MessageRejected
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.models.cluster import NodeKind
@@ -180,8 +180,8 @@ def test_no_message_is_a_task_for_a_worker_that_receives_it(
 ) -> None:
     arguments = {"queue": INVOICES, "headers": headers, "body": body, "content_type": kind}
     try:
-        message = queue_messages.queue_message(arguments, [INVOICES])
-        queue_messages.publish(message, uuid.uuid4())
+        message = tasks.checked_message(arguments, [INVOICES])
+        tasks.publish(message, uuid.uuid4())
     except InvalidTarget:
         assert channel.basic_get(INVOICES, no_ack=True) is None
         return

@@ -11,7 +11,7 @@ import pytest
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.contrib.beat import tables
+from django_durable_tasks.contrib.beat import periodic_tasks
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.schedules import sync
@@ -78,6 +78,6 @@ def test_a_pause_by_an_operator_during_a_deploy_is_kept() -> None:
 def test_concurrent_imports_leave_one_row() -> None:
     for number in range(ROUNDS):
         name = f"of-beat-{number}"
-        act = lambda name=name: tables.take_over(name, NOOP, {"interval": 60.0}).pk  # noqa: E731
+        act = lambda name=name: periodic_tasks.take_over(name, NOOP, {"interval": 60.0}).pk  # noqa: E731
         assert len(set(no_errors(race([act] * RACERS)))) == 1
         assert RecurringTask.objects.filter(name=name).count() == 1

@@ -42,7 +42,7 @@ LOOKS = repetitions(4, least=1)
 
 
 def _findings(*only: str) -> list[str]:
-    answers = runner.verify(runner.chosen(only))
+    answers = runner.run(runner.chosen(only))
     assert not [answer.error for answer in answers if answer.error]
     return [f"{finding.check}: {finding.text}" for answer in answers for finding in answer.findings]
 
@@ -175,7 +175,7 @@ def test_two_concurrent_repairs_repair_a_row_once(name: str) -> None:
         DAMAGES[name]()
 
     def repair() -> list[Any]:
-        return runner.repair(runner.verify(runner.chosen([name])))
+        return runner.repair(runner.run(runner.chosen([name])))
 
     no_errors(race([repair, repair, repair]))
     repair()
@@ -225,7 +225,7 @@ def test_a_repair_skips_a_locked_row() -> None:
     led()
     row = a_task(Status.FAILED)
     DeadLetter.objects.unguarded().filter(task=row).delete()
-    answers = runner.verify(runner.chosen(["dead-letters-missing"]))
+    answers = runner.run(runner.chosen(["dead-letters-missing"]))
     [repaired] = _with_locked_row(row, partial(runner.repair, answers))
     assert (repaired.done, repaired.left) == (
         "",

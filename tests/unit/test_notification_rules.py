@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.contrib.notifications.events import QuietHours, period_end
 from django_durable_tasks.contrib.notifications.messages import (
     EventFacts,
     NotificationContent,
@@ -20,7 +19,8 @@ from django_durable_tasks.contrib.notifications.messages import (
     checked_values,
     email_text,
     http_body,
-    merged_config,
+    period_end,
+    quiet_end,
     shown_config,
     slack_body,
     subject_of,
@@ -29,7 +29,6 @@ from django_durable_tasks.contrib.notifications.models import NotificationSettin
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.targets.addresses import address_policy
 
-NIGHT = QuietHours(begin=time(22), end=time(7), time_zone="Europe/Berlin")
 POLICY = address_policy((443,), ())
 SLACK = "https://hooks.slack.com/services/T0/B0/secret"
 
@@ -51,12 +50,12 @@ def _utc(*parts: int) -> datetime:
     ],
 )
 def test_quiet_hours_follow_the_wall_clock(now: datetime, end: datetime | None) -> None:
-    assert NIGHT.end_after(now) == end
+    assert quiet_end(time(22), time(7), "Europe/Berlin", now) == end
 
 
 def test_a_zone_that_tzdata_has_no_more_counts_as_utc() -> None:
-    hours = QuietHours(begin=time(22), end=time(7), time_zone="Mars/Olympus")
-    assert hours.end_after(_utc(2026, 7, 1, 23)) == _utc(2026, 7, 2, 7)
+    found = quiet_end(time(22), time(7), "Mars/Olympus", _utc(2026, 7, 1, 23))
+    assert found == _utc(2026, 7, 2, 7)
 
 
 @given(
@@ -66,7 +65,7 @@ def test_a_zone_that_tzdata_has_no_more_counts_as_utc() -> None:
     st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]),
 )
 def test_quiet_hours_end_in_the_future(now: datetime, begin: time, end: time, zone: str) -> None:
-    found = QuietHours(begin=begin, end=end, time_zone=zone).end_after(now)
+    found = quiet_end(begin, end, zone, now)
     assert found is None or now < found <= now + timedelta(hours=25)
 
 
@@ -81,7 +80,7 @@ def test_all_instants_of_a_period_have_one_end(now: datetime, seconds: float) ->
 
 def test_a_digest_that_ends_in_quiet_hours_waits_for_their_end() -> None:
     setting = NotificationSetting(
-        digest=3_600, quiet_from=NIGHT.begin, quiet_until=NIGHT.end, time_zone=NIGHT.time_zone
+        digest=3_600, quiet_from=time(22), quiet_until=time(7), time_zone="Europe/Berlin"
     )
     assert setting.due_at(_utc(2026, 7, 1, 19, 30)) == _utc(2026, 7, 2, 5)
     assert setting.due_at(_utc(2026, 7, 1, 12, 30)) == _utc(2026, 7, 1, 13)
@@ -113,13 +112,11 @@ def test_a_destination_that_cannot_be_used_is_refused(kind: str, config: Any, re
     assert "pw" not in str(refused.value)
 
 
-def test_a_masked_url_that_is_sent_back_keeps_the_present_one() -> None:
+def test_a_url_is_shown_without_its_secrets() -> None:
     known = {"url": SLACK}
     shown = shown_config("SLACK_WEBHOOK", known)
     assert "secret" not in str(shown)
     assert "services" not in str(shown)
-    assert merged_config("SLACK_WEBHOOK", shown, "SLACK_WEBHOOK", known) == known
-    assert merged_config("HTTP_WEBHOOK", shown, "SLACK_WEBHOOK", known) == shown
     hook = {"url": "https://example.com/hook?token=abc"}
     assert "abc" not in str(shown_config("HTTP_WEBHOOK", hook))
 

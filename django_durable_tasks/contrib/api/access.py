@@ -79,30 +79,18 @@ SCOPE_HELP = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PresentedKey:
-    """A well-formed key: its id, and the digest to compare with the stored one."""
-
-    identifier: str
-    digest: str
-
-    def has_digest(self, stored: str) -> bool:
-        """Compare in constant time."""
-        return hmac.compare_digest(self.digest, stored)
-
-
 def composed(mode: KeyMode, identifier: str, secret: str) -> str:
     """Return the key of these parts, with its checksum."""
     body = f"ddt_{mode}_{identifier}_{secret}"
     return body + _checksum(body)
 
 
-def presented(text: str) -> PresentedKey | None:
-    """Read a key; None if it is not well formed or its checksum is wrong."""
+def presented(text: str) -> str | None:
+    """Return the id of a key; None if it is not well formed or its checksum is wrong."""
     match = _KEY_FORM.fullmatch(text)
     if match is None or _checksum(match["body"]) != match["checksum"]:
         return None
-    return PresentedKey(match["id"], digest_of(text))
+    return match["id"]
 
 
 def digest_of(key: str) -> str:
@@ -287,42 +275,45 @@ def verified_key(text: str, now: datetime, rate: RequestRate | None = None) -> V
     the statement that reads the key. A request that it did not count is to be counted by
     ``quotas.admit_requests``.
     """
-    key = presented(text)
-    verified = None if key is None else _with_tenant(key, now, rate)
-    if key is None or verified is None:
+    identifier = presented(text)
+    if identifier is None:
         return None
-    return verified if key.has_digest(verified.row.digest) and verified.row.is_live(now) else None
+    digest = digest_of(text)
+    verified = _with_tenant(identifier, digest, now, rate)
+    if verified is None or not hmac.compare_digest(digest, verified.row.digest):
+        return None
+    return verified if verified.row.is_live(now) else None
 
 
 @verb
-def _with_tenant(key: PresentedKey, now: datetime, rate: RequestRate | None) -> VerifiedKey | None:
+def _with_tenant(
+    identifier: str, digest: str, now: datetime, rate: RequestRate | None
+) -> VerifiedKey | None:
     """Return the key with its tenant and the tenant's quota, in one statement."""
-    keys = api_keys().select_related("tenant__quota").filter(identifier=key.identifier)
+    keys = api_keys().select_related("tenant__quota").filter(identifier=identifier)
     row = keys.first()
     return None if row is None else VerifiedKey(row)
 
 
 @_with_tenant.on(POSTGRESQL)
 def _with_tenant_and_counted(
-    key: PresentedKey, now: datetime, rate: RequestRate | None
+    identifier: str, digest: str, now: datetime, rate: RequestRate | None
 ) -> VerifiedKey | None:
     """Each request reads the key, and building the statement by the ORM takes longer than executing
     it.
     """
     if rate is None:
-        rows = tables.read(sql("api_key"), {"identifier": key.identifier})
-        return VerifiedKey(_key_from(rows[0]), _received(rows[0][-1])) if rows else None
-    counted = {**quotas.rate_parameters(rate, now), "digest": key.digest}
-    rows = tables.read(sql("counted_api_key"), {"identifier": key.identifier, **counted})
+        rows = tables.read(sql("api_key"), {"identifier": identifier})
+        if not rows:
+            return None
+        return VerifiedKey(_key_from(rows[0]), ReceivedTime(rows[0][-1], time.monotonic()))
+    counted = {**quotas.rate_parameters(rate, now), "digest": digest}
+    rows = tables.read(sql("counted_api_key"), {"identifier": identifier, **counted})
     if not rows:
         return None
     *columns, read_at, full_at = rows[0]
     decision = None if full_at is None else quotas.admitted(rate, aware(full_at), now)
-    return VerifiedKey(_key_from(columns), _received(read_at), decision)
-
-
-def _received(read_at: datetime) -> ReceivedTime:
-    return ReceivedTime(read_at, time.monotonic())
+    return VerifiedKey(_key_from(columns), ReceivedTime(read_at, time.monotonic()), decision)
 
 
 def _key_from(values: Sequence[Any]) -> ApiKey:
@@ -383,10 +374,8 @@ def unlimited_users(number: int) -> list[UnlimitedUser]:
     rows = users._default_manager.order_by(users.USERNAME_FIELD)
     for name in {"is_staff", "is_active"} & columns:
         rows = rows.filter(**{name: True})
-    limited, unlimited = (
-        set(tables.unguarded(StaffTenant).values_list("user_key", flat=True)),
-        list[UnlimitedUser](),
-    )
+    limited = set(tables.unguarded(StaffTenant).values_list("user_key", flat=True))
+    unlimited = list[UnlimitedUser]()
     for user in rows.iterator():
         assigned, reason = str(user.pk) in limited, "was never limited to tenants"
         if user.is_superuser:
@@ -433,11 +422,8 @@ def assign_staff(tenant: Tenant, username: Username) -> int:
     with recorded("tenant.assign_staff") as entry:
         rows = Tenant.objects.using(tables.database())
         tables.locked_for_change(rows).get(pk=tenant.pk)
-        if (
-            tables.unguarded(StaffTenant)
-            .filter(user_key=str(user.pk), tenant_id=tenant.pk)
-            .exists()
-        ):
+        of_user = tables.unguarded(StaffTenant).filter(user_key=str(user.pk))
+        if of_user.filter(tenant_id=tenant.pk).exists():
             return 0
         tables.unguarded(StaffTenant).create(
             user_key=str(user.pk),
@@ -447,7 +433,7 @@ def assign_staff(tenant: Tenant, username: Username) -> int:
             reason=current_actor().reason[:500],
         )
         # After the insert, so that the user is limited at every moment.
-        tables.unguarded(StaffTenant).filter(user_key=str(user.pk), tenant__isnull=True).delete()
+        of_user.filter(tenant__isnull=True).delete()
         entry.changed("tenant", tenant.pk, {}, {"staff": username}, tenant.pk)
     return 1
 

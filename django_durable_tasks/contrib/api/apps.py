@@ -22,7 +22,6 @@ class ApiConfig(optional_apps.OptionalAppConfig):
         from django_durable_tasks import ports
         from django_durable_tasks.command.subcommand import register_command
         from django_durable_tasks.contrib.api import access, bulk_operations, commands, quotas
-        from django_durable_tasks.contrib.api.quotas import check_quotas  # noqa: F401 - registers
         from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, Job, register_job
 
         ports.bind_tenants(quotas, access.tenants_of)

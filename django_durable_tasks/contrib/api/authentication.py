@@ -163,10 +163,9 @@ class StaffSessionAuthentication(SessionAuthentication):
 
         Raises Problem.
         """
-        user = getattr(request._request, "user", None)
-        if not conf.settings().API_SESSIONS or user is None or not user.is_active:
-            return None
-        if not user.is_staff:
+        user: Any = getattr(request._request, "user", None)
+        is_staff = user is not None and user.is_active and user.is_staff
+        if not conf.settings().API_SESSIONS or not is_staff:
             return None
         try:
             self.enforce_csrf(request)

@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import OuterRef, Subquery
+from django.db.models import OuterRef, QuerySet, Subquery
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.api import quotas
-from django_durable_tasks.contrib.api.idempotent_requests import prune_requests
-from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
+from django_durable_tasks.contrib.api import idempotent_requests, quotas
+from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation, IdempotentRequest
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import QuotaExceeded, TransitionRefused
 from django_durable_tasks.limits.waitlist import URGENT
@@ -143,27 +142,18 @@ def start(tenant: Tenant, kind: BulkKind, which: TaskFilter) -> BulkOperation:
     return result
 
 
-def with_task_status(rows: Any) -> Any:
+def with_task_status(rows: QuerySet[Any]) -> QuerySet[Any]:
     """Annotate operations with ``task_status``; None if the task was pruned, before the operation
     was.
     """
     status = tables.tasks().filter(pk=OuterRef("task_id")).values("status")
-    return rows.annotate(task_status=Subquery(status))
-
-
-@dataclass(frozen=True, slots=True)
-class BulkProgress:
-    """The progress of an operation after a step."""
-
-    matched: int
-    changed: int
-    failed: int
-    is_last: bool
+    with_status: QuerySet[Any] = rows.annotate(task_status=Subquery(status))
+    return with_status
 
 
 @retry_on_deadlock
-def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkProgress:
-    """Perform the next step of an operation of this tenant.
+def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkOperation:
+    """Perform the next step of an operation of this tenant; return the operation.
 
     Raises QuotaExceeded if a replay exceeds the quota of open tasks; the step then has changed
     nothing.
@@ -174,7 +164,7 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
             tables.unguarded(BulkOperation).filter(pk=operation_id, tenant_id=tenant_id)
         ).get()
         if row.completed_at is not None:
-            return BulkProgress(row.matched, row.changed, row.failed, is_last=True)
+            return row
         which, statuses = task_filter(row.filters), _STATUSES[BulkKind(row.kind)]
         # No index of its own finds the rows of the default tenant, so the tasks of all tenants are
         # read. A cancellation reads open tasks only, however many have ended: a task may run until
@@ -209,7 +199,7 @@ def advance(operation_id: uuid.UUID, tenant_id: int, *, now: datetime) -> BulkPr
         row.completed_at = now if len(read) < EXAMINED else None
         columns = ("last_id", "matched", "changed", "failed", "errors", "completed_at")
         tables.unguarded(BulkOperation).bulk_update([row], columns)
-    return BulkProgress(row.matched, row.changed, row.failed, row.completed_at is not None)
+    return row
 
 
 def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> tuple[int, list[dict[str, str]]]:
@@ -239,24 +229,26 @@ def _apply(row: BulkOperation, ids: list[uuid.UUID]) -> tuple[int, list[dict[str
     return changed, errors
 
 
-def prune_operations(now: datetime, limit: int) -> int:
-    """Delete operations 30 days after their creation, at most ``limit``; return how many."""
-    old = tables.unguarded(BulkOperation).filter(created_at__lt=now - _KEPT).order_by("created_at")
-    ids = list(old.values_list("pk", flat=True)[:limit])
-    if ids:
-        tables.unguarded(BulkOperation).filter(pk__in=ids).delete()
-    return len(ids)
-
-
 _PRUNED = 100
 """Rows that a step deletes, so that it competes little with starting tasks."""
 
 
 def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
-    """Delete bulk operations and answered requests after their retention, one step of each."""
-    limit = min(_PRUNED, conf.settings().BATCH_SIZE)
+    """Delete answered requests and bulk operations after their retention, one step of each."""
+    deleted, limit = 0, min(_PRUNED, conf.settings().BATCH_SIZE)
+    models: dict[type[Any], timedelta] = {
+        IdempotentRequest: idempotent_requests.KEPT,
+        BulkOperation: _KEPT,
+    }
     with dedicated_connection():
-        return prune_requests(now, limit) + prune_operations(now, limit)
+        for model, kept in models.items():
+            rows = tables.unguarded(model)
+            old = rows.filter(created_at__lt=now - kept).order_by("created_at")
+            ids = list(old.values_list("pk", flat=True)[:limit])
+            if ids:
+                rows.filter(pk__in=ids).delete()
+            deleted += len(ids)
+    return deleted
 
 
 # ``django_durable_tasks.bulk_operation`` performs an operation on many tasks of a tenant, step by
@@ -271,10 +263,10 @@ def bulk_operation(self: Any, operation_id: str) -> dict[str, Any]:
     while True:
         self.durable.check()
         try:
-            step = advance(uuid.UUID(operation_id), tenant_id, now=estimated_now())
+            row = advance(uuid.UUID(operation_id), tenant_id, now=estimated_now())
         except QuotaExceeded as refused:
             quotas.refused(tenant_id, refused.quota, str(refused))
             raise
-        self.durable.progress(step.changed, step.matched, "changed tasks of those that match")
-        if step.is_last:
-            return {"matched": step.matched, "changed": step.changed, "failed": step.failed}
+        self.durable.progress(row.changed, row.matched, "changed tasks of those that match")
+        if row.completed_at is not None:
+            return {"matched": row.matched, "changed": row.changed, "failed": row.failed}

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from django_durable_tasks.command.subcommand import (
-    OK,
-    REFUSED,
-    Options,
-    Output,
-    argument,
-    perform,
-    refuse,
-    subcommand,
-    table,
-    tenant_named,
-    values,
-)
+from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.contrib.api import access, quotas
 from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet, StaffTenant
 from django_durable_tasks.store import tables
@@ -27,13 +15,15 @@ _DEFAULT = "default"
 _API_KEY = ("key", "name", "tenant", "scopes", "state", "expires_at", "last_used_at")
 
 
-@subcommand(
-    argument("action", choices=("list", "create", "revoke"), help="What to do."),
-    argument("key", metavar="KEY", nargs="?", help="The first part of a key: ddt_live_0a1b2c3d."),
-    argument("--tenant", help=f"The slug of the tenant. Default: {_DEFAULT}."),
+@cli.subcommand(
+    cli.argument("action", choices=("list", "create", "revoke"), help="What to do."),
+    cli.argument(
+        "key", metavar="KEY", nargs="?", help="The first part of a key: ddt_live_0a1b2c3d."
+    ),
+    cli.argument("--tenant", help=f"The slug of the tenant. Default: {_DEFAULT}."),
     operations=(access.create_key, access.revoke_key),
 )
-def api_key(options: Options, out: Output) -> int:
+def api_key(options: cli.Options, out: cli.Output) -> int:
     """List the API keys, create one, or revoke one.
 
     Examples:
@@ -44,7 +34,7 @@ def api_key(options: Options, out: Output) -> int:
     keys: ApiKeyQuerySet = ApiKey.objects.using(database())
     if options["action"] == "list":
         if options["tenant"] is not None:
-            keys = keys.for_tenant(tenant_named(options["tenant"]))
+            keys = keys.for_tenant(cli.tenant_named(options["tenant"]))
         now = estimated_now()
         rows = [
             {
@@ -59,35 +49,35 @@ def api_key(options: Options, out: Output) -> int:
             for row in keys.select_related("tenant").order_by("tenant_id", "name", "pk")[:_MOST]
         ]
         out.note_if_cut(rows, _MOST)
-        return out.emit(rows, table(_API_KEY, rows, "there are no API keys"))
+        return out.emit(rows, cli.table(_API_KEY, rows, "there are no API keys"))
     if options["action"] == "create":
         if options["dry_run"]:
-            refuse("--dry-run shows which key `revoke` would revoke.")
+            cli.refuse("--dry-run shows which key `revoke` would revoke.")
         if not options["name"]:
-            refuse("Name what uses the key: --name billing.")
-        tenant = tenant_named(options["tenant"] or _DEFAULT)
-        outcome = perform(access.create_key, tenant, options)
+            cli.refuse("Name what uses the key: --name billing.")
+        tenant = cli.tenant_named(options["tenant"] or _DEFAULT)
+        outcome = cli.perform(access.create_key, tenant, options)
         out.note(outcome.message)
         row, text = outcome.value.row, outcome.value.text
         return out.report(text, created=row.prefix, tenant=tenant.slug, key=text)
     if options["key"] is None:
-        refuse("Name the key by its first part, for example ddt_live_0a1b2c3d.")
+        cli.refuse("Name the key by its first part, for example ddt_live_0a1b2c3d.")
     keys = keys.filter(identifier=(options["key"].split("_")[2:3] or [options["key"]])[0])
     if options["dry_run"]:
         live = [row.prefix for row in keys.live(estimated_now())]
         text = f"would revoke: {', '.join(live) or 'nothing'}"
         return out.report(text, dry_run=True, would_revoke=live)
-    outcome = perform(access.revoke_key, keys, options)
+    outcome = cli.perform(access.revoke_key, keys, options)
     revoked = bool(outcome.changed)
     text = outcome.message if revoked else "There is no such live key."
-    return out.report(text, OK if revoked else REFUSED, key=options["key"], revoked=revoked)
+    return out.report(text, cli.OK if revoked else cli.REFUSED, key=options["key"], revoked=revoked)
 
 
-@subcommand(
-    argument("tenant", metavar="TENANT", help="The slug of the tenant."),
+@cli.subcommand(
+    cli.argument("tenant", metavar="TENANT", help="The slug of the tenant."),
     operations=(quotas.set_quotas,),
 )
-def quota(options: Options, out: Output) -> int:
+def quota(options: cli.Options, out: cli.Output) -> int:
     """Show the quotas of a tenant and their usage, after setting those that are given.
 
     Examples:
@@ -95,11 +85,11 @@ def quota(options: Options, out: Output) -> int:
         quota acme --open-tasks 10000 --requests 600/m --reason 'contract of May'
         quota acme --reset
     """
-    tenant = tenant_named(options["tenant"])
-    limits = values(options, quotas.set_quotas).values()
+    tenant = cli.tenant_named(options["tenant"])
+    limits = cli.values(options, quotas.set_quotas).values()
     if any(value is not None and value is not False for value in limits):
-        out.note(perform(quotas.set_quotas, tenant, options).message)
-        tenant = tenant_named(options["tenant"])
+        out.note(cli.perform(quotas.set_quotas, tenant, options).message)
+        tenant = cli.tenant_named(options["tenant"])
     rate = quotas.tenant_quotas(tenant).requests
     requests = {"quota": "requests", "limit": None if rate is None else str(rate), "used": None}
     rows = [
@@ -107,16 +97,16 @@ def quota(options: Options, out: Output) -> int:
         for usage in quotas.usage(tenant)
     ]
     rows.append(requests)
-    return out.emit(rows, table(("quota", "limit", "used"), rows))
+    return out.emit(rows, cli.table(("quota", "limit", "used"), rows))
 
 
-@subcommand(
-    argument("action", choices=("list", "assign", "unassign"), help="What to do."),
-    argument("--tenant", metavar="TENANT", help="The slug of the tenant."),
-    argument("--username", metavar="USER", help="The name of the staff user."),
+@cli.subcommand(
+    cli.argument("action", choices=("list", "assign", "unassign"), help="What to do."),
+    cli.argument("--tenant", metavar="TENANT", help="The slug of the tenant."),
+    cli.argument("--username", metavar="USER", help="The name of the staff user."),
     operations=(access.assign_staff, access.unassign_staff),
 )
-def staff(options: Options, out: Output) -> int:
+def staff(options: cli.Options, out: cli.Output) -> int:
     """List the tenants that staff users see, or change an assignment.
 
     Examples:
@@ -151,10 +141,10 @@ def staff(options: Options, out: Output) -> int:
         ]
         out.note_if_cut(max(listed, unlimited, key=len), _MOST)
         columns = ("user", "tenant", "assigned_by", "reason")
-        return out.emit(rows, table(columns, rows, "there are no staff users"))
+        return out.emit(rows, cli.table(columns, rows, "there are no staff users"))
     if not options["tenant"] or not options["username"]:
-        refuse("Give --tenant and --username.")
+        cli.refuse("Give --tenant and --username.")
     operation = access.assign_staff if options["action"] == "assign" else access.unassign_staff
-    outcome = perform(operation, tenant_named(options["tenant"]), options)
+    outcome = cli.perform(operation, cli.tenant_named(options["tenant"]), options)
     out.note(outcome.message)
-    return OK if outcome.changed else REFUSED
+    return cli.OK if outcome.changed else cli.REFUSED

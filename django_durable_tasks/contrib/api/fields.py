@@ -5,8 +5,9 @@ boolean; and fields whose secrets are masked.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from drf_spectacular.utils import extend_schema_field
@@ -20,15 +21,10 @@ from django_durable_tasks.masking import masked, masked_text, text_for_tenants
 from django_durable_tasks.models.tasks import target_config
 from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 
-if TYPE_CHECKING:
-    _Field = serializers.Field[Any, Any, Any, Any]
-else:
-    _Field = serializers.Field
-
 # Years that every database and every time zone can represent.
 _FIRST_YEAR, _LAST_YEAR = 1970, 8999
 # Characters of a name or a key, as in the columns.
-KEY_LENGTH = 200
+_KEY_LENGTH = 200
 # Seconds. An older start time must be an error of the client.
 _PAST_MAX = 86_400.0
 
@@ -40,7 +36,7 @@ def _type_error(expected: str, value: Any) -> serializers.ValidationError:
     return serializers.ValidationError(f"is {kind}; send {expected}", code="type")
 
 
-class Strict(_Field):
+class Strict(serializers.Field[Any, Any, Any, Any]):
     """Refuses values of another JSON type than ``json_types``."""
 
     json_types: ClassVar[tuple[type, ...]]
@@ -61,6 +57,13 @@ class Text(Strict, serializers.CharField):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(trim_whitespace=False, **options)
+
+
+class Key(Text):
+    """A name or a key."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=_KEY_LENGTH, **options)
 
 
 class Integer(Strict, serializers.IntegerField):
@@ -100,7 +103,10 @@ class Id(Strict, serializers.UUIDField):
 
 
 class OneOf(serializers.ChoiceField):
-    """One of several strings."""
+    """One of several strings, or of the values of an enum."""
+
+    def __init__(self, choices: Iterable[Any], **options: Any) -> None:
+        super().__init__(choices=[str(choice) for choice in choices], **options)
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the string; raises ValidationError."""
@@ -187,7 +193,7 @@ class Items(Strict, serializers.ListField):
 
 
 @extend_schema_field({})
-class AnyJson(_Field):
+class AnyJson(serializers.Field[Any, Any, Any, Any]):
     """Any JSON value."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -267,7 +273,7 @@ class TargetKind(OneOf):
 
     def __init__(self, task_name: str, **options: Any) -> None:
         self.task_name = task_name
-        super().__init__(choices=[kind.value for kind in TargetType], **options)
+        super().__init__(choices=TargetType, **options)
 
     def shown(self, row: Any, *, plain: bool) -> Any:
         """Return the type."""
@@ -286,7 +292,7 @@ class TargetConfig(JsonObject):
         return config_of(getattr(row, self.task_name), row.args, row.kwargs, plain=plain)
 
 
-FIELDS: dict[type[models.Field[Any, Any]], type[_Field]] = {
+FIELDS: dict[type[models.Field[Any, Any]], type[Strict | AnyJson]] = {
     models.CharField: Text,
     models.IntegerField: Integer,
     models.FloatField: Seconds,

@@ -14,12 +14,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import QuerySet
 
-from django_durable_tasks.audit import (
-    AuditRecorder,
-    as_recordset,
-    collected_entries,
-    insert_entries,
-)
+from django_durable_tasks import audit
 from django_durable_tasks.contrib.api.models import IdempotentRequest
 from django_durable_tasks.contrib.api.quotas import tenant_quotas
 from django_durable_tasks.encryption import EncryptedValue, StorageLocation, decrypted, encrypted
@@ -46,7 +41,7 @@ def rolled_back() -> Iterator[None]:
 
 _NOWAIT_OF_MYSQL = 3572
 # Clients repeat a request within hours. A day also covers an outage over a night.
-_KEPT = timedelta(days=1)
+KEPT = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +79,7 @@ def once(
             tenant_id=identity.tenant_id, key=identity.key, operation=identity.operation
         )
         row = existing.first() or _uncommitted(existing, identity)
-        if row is not None and row.created_at < now - _KEPT:
+        if row is not None and row.created_at < now - KEPT:
             tables.unguarded(IdempotentRequest).filter(pk=row.pk).delete()
             row = None
     row = row or _inserted(identity, limits)
@@ -98,7 +93,7 @@ def once(
             )
         body = decrypted(row.body, _place(row))
         return StoredAnswer(row.status_code, body, row.headers, replayed=True)
-    with collected_entries() as entries:
+    with audit.collected_entries() as entries:
         answer = act()
     _store(row, answer, entries)
     return answer
@@ -111,7 +106,7 @@ def _store(row: IdempotentRequest, answer: StoredAnswer, entries: Sequence[Audit
     tables.unguarded(IdempotentRequest).filter(pk=row.pk).update(
         status_code=answer.status_code, body=body, headers=headers
     )
-    insert_entries(entries)
+    audit.insert_entries(entries)
 
 
 @_store.on(POSTGRESQL)
@@ -121,7 +116,7 @@ def _store_in_one_statement(
     body, headers = _stored(encrypted(answer.body, _place(row))), dict(answer.headers)
     texts = {"body": json.dumps(body), "headers": json.dumps(headers)}
     values = {"id": row.pk, "status_code": answer.status_code, **texts}
-    insert_entries(entries, sql("store_answer"), values)
+    audit.insert_entries(entries, sql("store_answer"), values)
 
 
 @verb
@@ -202,19 +197,6 @@ def _stored(body: Any) -> Any:
     return dict(body.envelope) if isinstance(body, EncryptedValue) else body
 
 
-def prune_requests(now: datetime, limit: int) -> int:
-    """Delete stored answers after their retention, at most ``limit``; return how many."""
-    old = (
-        tables.unguarded(IdempotentRequest)
-        .filter(created_at__lt=now - _KEPT)
-        .order_by("created_at")
-    )
-    ids = list(old.values_list("pk", flat=True)[:limit])
-    if ids:
-        tables.unguarded(IdempotentRequest).filter(pk__in=ids).delete()
-    return len(ids)
-
-
 # Creates the task of a request with its answer and its audit entry in one statement, which is its
 # own transaction. PostgreSQL executes it in one round trip instead of five.
 
@@ -243,7 +225,7 @@ def create_with_answer(
     if task.has_key:
         return None
     row = inserts.row_at(task, now)
-    answer, recorder = answer_of(row), AuditRecorder("task.create")
+    answer, recorder = answer_of(row), audit.AuditRecorder("task.create")
     recorder.created_task(row)
     request = asdict(identity)
     parameters = {
@@ -252,7 +234,7 @@ def create_with_answer(
         "status_code": answer.status_code,
         "headers": json.dumps(dict(answer.headers)),
         "body": answer.body.decode(),
-        "entries": as_recordset(recorder.entries()),
+        "entries": audit.as_recordset(recorder.entries()),
     }
     with in_progress(identity):
         created = retry_on_deadlock(insert_with_answer)(task, now, parameters)

@@ -13,12 +13,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import KeyMode
-from django_durable_tasks.models.fields import (
-    ExactCharField,
-    InstantField,
-    StatementTime,
-    choices_of,
-)
+from django_durable_tasks.models import fields
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 from django_durable_tasks.models.tasks import new_task_id
 
@@ -58,10 +53,10 @@ class TenantQuota(GuardedModel):
     payload_bytes = models.IntegerField(
         _("bytes of the arguments of a task"), null=True, blank=True
     )
-    requests = ExactCharField(_("requests"), max_length=20, blank=True, db_default="")
-    set_by = ExactCharField(_("set by"), max_length=200, blank=True, db_default="")
-    reason = ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
-    set_at = InstantField(_("set at"), null=True, blank=True)
+    requests = fields.ExactCharField(_("requests"), max_length=20, blank=True, db_default="")
+    set_by = fields.ExactCharField(_("set by"), max_length=200, blank=True, db_default="")
+    reason = fields.ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
+    set_at = fields.InstantField(_("set at"), null=True, blank=True)
     creations_left = models.IntegerField(db_default=0, editable=False)
     notified_at = models.JSONField(default=dict, editable=False)
 
@@ -100,13 +95,13 @@ class StaffTenant(GuardedModel):
     )
 
     id = models.BigAutoField(primary_key=True)
-    user_key = ExactCharField(max_length=100)
-    username = ExactCharField(_("user name"), max_length=200)
+    user_key = fields.ExactCharField(max_length=100)
+    username = fields.ExactCharField(_("user name"), max_length=200)
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant", models.SET_NULL, null=True, blank=True, related_name="staff"
     )
-    assigned_by = ExactCharField(_("assigned by"), max_length=200, blank=True, db_default="")
-    reason = ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
+    assigned_by = fields.ExactCharField(_("assigned by"), max_length=200, blank=True, db_default="")
+    reason = fields.ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
 
     objects = StaffTenantQuerySet.as_manager()
 
@@ -147,20 +142,20 @@ class ApiKey(GuardedModel):
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant", models.PROTECT, related_name="api_keys"
     )
-    name = ExactCharField(
+    name = fields.ExactCharField(
         _("name"), max_length=100, help_text=_("What uses the key. A rotation keeps the name.")
     )
-    identifier = ExactCharField(_("id"), max_length=8, unique=True)
-    mode = ExactCharField(_("mode"), max_length=4, choices=choices_of(KeyMode))
-    digest = ExactCharField(max_length=64, editable=False)
+    identifier = fields.ExactCharField(_("id"), max_length=8, unique=True)
+    mode = fields.ExactCharField(_("mode"), max_length=4, choices=fields.choices_of(KeyMode))
+    digest = fields.ExactCharField(max_length=64, editable=False)
     scopes = models.JSONField(_("scopes"), default=list)
-    created_at = InstantField(_("created at"), db_default=StatementTime())
-    created_by = ExactCharField(_("created by"), max_length=200, blank=True, default="")
-    expires_at = InstantField(_("expires at"), null=True, blank=True)
-    revoked_at = InstantField(_("revoked at"), null=True, blank=True)
-    revoked_by = ExactCharField(_("revoked by"), max_length=200, blank=True, default="")
-    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
-    last_used_at = InstantField(_("last used at"), null=True, blank=True)
+    created_at = fields.InstantField(_("created at"), db_default=fields.StatementTime())
+    created_by = fields.ExactCharField(_("created by"), max_length=200, blank=True, default="")
+    expires_at = fields.InstantField(_("expires at"), null=True, blank=True)
+    revoked_at = fields.InstantField(_("revoked at"), null=True, blank=True)
+    revoked_by = fields.ExactCharField(_("revoked by"), max_length=200, blank=True, default="")
+    reason = fields.ExactCharField(_("reason"), max_length=500, blank=True, default="")
+    last_used_at = fields.InstantField(_("last used at"), null=True, blank=True)
 
     objects = ApiKeyQuerySet.as_manager()
 
@@ -215,13 +210,13 @@ class IdempotentRequest(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    key = ExactCharField(max_length=200)
-    operation = ExactCharField(max_length=200)
-    fingerprint = ExactCharField(max_length=64)
+    key = fields.ExactCharField(max_length=200)
+    operation = fields.ExactCharField(max_length=200)
+    fingerprint = fields.ExactCharField(max_length=64)
     status_code = models.SmallIntegerField(default=0)
     headers = models.JSONField(default=dict)
     body = models.JSONField(null=True)
-    created_at = InstantField(db_default=StatementTime(), db_index=True)
+    created_at = fields.InstantField(db_default=fields.StatementTime(), db_index=True)
 
     objects = IdempotentRequestQuerySet.as_manager()
 
@@ -268,7 +263,7 @@ class BulkOperation(GuardedModel):
     tenant = models.ForeignKey(
         "django_durable_tasks.Tenant", models.PROTECT, db_index=False, related_name="+"
     )
-    kind = ExactCharField(_("kind"), max_length=6, choices=choices_of(BulkKind))
+    kind = fields.ExactCharField(_("kind"), max_length=6, choices=fields.choices_of(BulkKind))
     filters = models.JSONField(_("filters"), default=dict)
     task = models.ForeignKey(
         "django_durable_tasks.Task",
@@ -283,10 +278,10 @@ class BulkOperation(GuardedModel):
     changed = models.IntegerField(_("changed"), db_default=0)
     failed = models.IntegerField(_("failed"), db_default=0)
     errors = models.JSONField(_("errors"), default=list)
-    created_by = ExactCharField(_("created by"), max_length=200, blank=True, db_default="")
-    reason = ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
-    created_at = InstantField(_("created at"), db_default=StatementTime())
-    completed_at = InstantField(_("completed at"), null=True, blank=True)
+    created_by = fields.ExactCharField(_("created by"), max_length=200, blank=True, db_default="")
+    reason = fields.ExactCharField(_("reason"), max_length=500, blank=True, db_default="")
+    created_at = fields.InstantField(_("created at"), db_default=fields.StatementTime())
+    completed_at = fields.InstantField(_("completed at"), null=True, blank=True)
 
     objects = BulkOperationQuerySet.as_manager()
 

@@ -7,13 +7,12 @@ from typing import Any
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_durable_tasks.contrib.api import fields
+from django_durable_tasks.choices import DeliveryType
+from django_durable_tasks.contrib.api import fields, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.callbacks import SigningSecretAnswer
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
-from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
 from django_durable_tasks.contrib.api.serializers import Answer, Options
-from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
@@ -54,7 +53,7 @@ class NotificationSettingEditBody(Options):
     digest = fields.Seconds(
         required=False, allow_null=True, min_value=SHORTEST_DIGEST, max_value=LONGEST_DIGEST
     )
-    reason = reason_field()
+    reason = views.reason_field()
 
     class Meta(Options.Meta):
         model = NotificationSetting
@@ -70,16 +69,12 @@ class NotificationSettingEditBody(Options):
 class NewNotificationSettingBody(NotificationSettingEditBody):
     """A notification setting to create."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH)
-    delivery_type = fields.OneOf(
-        choices=[
-            value for value, _ in NotificationSetting._meta.get_field("delivery_type").choices or ()
-        ]
-    )
+    name = fields.Key()
+    delivery_type = fields.OneOf(choices=DeliveryType)
     delivery_config = fields.JsonObject(help_text=_CONFIG)
 
 
-class NotificationSettingViewSet(OperationsMixin, ReadMixin):
+class NotificationSettingViewSet(views.OperationsMixin, views.ReadMixin):
     """The notification settings of the tenant, by name."""
 
     answer = NotificationSettingAnswer
@@ -89,7 +84,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
     operates = ApiScope.NOTIFICATIONS
     operation_answer = NotificationTestAnswer
 
-    @endpoint(
+    @views.endpoint(
         scope=ApiScope.NOTIFICATIONS,
         operations=(deliveries.create_setting,),
         body=NewNotificationSettingBody,
@@ -102,12 +97,14 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
             row = deliveries.create_setting.perform(
                 self.caller.tenant, by=self.caller.name, **data
             ).value
-            location = address_of("notification-setting-detail", notification_setting_id=row.pk)
+            location = views.address_of(
+                "notification-setting-detail", notification_setting_id=row.pk
+            )
             return self.changed(row, 201, Location=location)
 
         return self.write(act)
 
-    @endpoint(
+    @views.endpoint(
         scope=ApiScope.NOTIFICATIONS,
         operations=(deliveries.change_setting,),
         body=NotificationSettingEditBody,
@@ -120,7 +117,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
             )
         )
 
-    @endpoint(scope=ApiScope.NOTIFICATIONS, operations=(deliveries.delete_setting,))
+    @views.endpoint(scope=ApiScope.NOTIFICATIONS, operations=(deliveries.delete_setting,))
     def destroy(self, request: Request, notification_setting_id: int) -> Response:
         """Delete the setting; return it as it was. Messages that were not sent are not sent."""
         return self.delete_with(deliveries.delete_setting)
@@ -129,7 +126,7 @@ class NotificationSettingViewSet(OperationsMixin, ReadMixin):
         """Return the task that sends the test message."""
         return {"task_id": str(done.value)}
 
-    @endpoint(
+    @views.endpoint(
         "signing-secret",
         reads=("durable_tasks_notifications.notificationsetting", "task_arguments"),
         answer=SigningSecretAnswer,

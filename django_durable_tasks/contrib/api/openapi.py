@@ -22,7 +22,6 @@ from django_durable_tasks.choices import TargetType
 from django_durable_tasks.contrib.api import problems
 from django_durable_tasks.contrib.api.authentication import TENANT_HEADER
 from django_durable_tasks.contrib.api.fields import BUILT_IN, AnyJson, Flag, Integer, Text
-from django_durable_tasks.contrib.api.pagination import DEFAULT_LIMIT, LIMIT_MAX
 from django_durable_tasks.contrib.api.parsing import rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body, list_of
 from django_durable_tasks.contrib.api.webhooks import add_webhooks, schema_of
@@ -40,6 +39,8 @@ _SETTINGS: Mapping[str, Any] = {
     "SCHEMA_PATH_PREFIX": "",
     "COMPONENT_SPLIT_REQUEST": False,
 }
+# Rows of a page.
+DEFAULT_LIMIT, LIMIT_MAX = 50, 200
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": DEFAULT_LIMIT}
 _TENANT = "Of a session: the slug of the tenant. An API key has one tenant."
 _CSRF = "Of a session: the value of the CSRF cookie."
@@ -332,26 +333,15 @@ def _header(
     )
 
 
-def document(root: str) -> dict[str, Any]:
-    """Return the document of the API that is served at this path."""
-    return _document(root, conf.settings().API_SESSIONS)
-
-
-def document_text(root: str) -> bytes:
-    """Return the document as JSON text, which is made once: anyone may request it."""
-    return _document_text(root, conf.settings().API_SESSIONS)
-
-
 @functools.cache
-def _document_text(root: str, sessions: bool) -> bytes:
-    return rendered(_document(root, sessions))
+def document_text(root: str, sessions: bool) -> bytes:
+    """Return the document of the API that is served at this path as JSON text, which is made once:
+    anyone may request it.
 
-
-@functools.cache
-def _document(root: str, _sessions: bool) -> dict[str, Any]:
-    # The schemas of endpoints depend on API_SESSIONS, so it is a part of the key of the cache.
+    ``sessions``: the value of API_SESSIONS, on which the schemas of endpoints depend.
+    """
     with patched_settings(dict(_SETTINGS)):
         generator = SchemaGenerator(urlconf="django_durable_tasks.contrib.api.urls")
         schema: dict[str, Any] = generator.get_schema(request=None, public=True)
     schema["servers"] = [{"url": root}]
-    return add_webhooks(schema)
+    return rendered(add_webhooks(schema))

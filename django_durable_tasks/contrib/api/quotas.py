@@ -303,6 +303,16 @@ def quota_of_open_tasks(tenant: Tenant) -> QuotaExceeded:
     )
 
 
+def _exceeded(name: str, most: int, used: int) -> QuotaExceeded:
+    kind = name.replace("_", " ")
+    return QuotaExceeded(
+        f"{name}: the tenant may have {most:,} {kind} and has {used:,}.",
+        quota=name,
+        limit=most,
+        used=used,
+    )
+
+
 def charge_open_tasks(tenant: Tenant, created: int) -> None:
     """Charge tasks that this transaction has created or opened again; raises QuotaExceeded.
 
@@ -317,12 +327,7 @@ def charge_open_tasks(tenant: Tenant, created: int) -> None:
     _locked(tenant)
     used = _counted(open_tasks(tenant.pk), most)
     if used > most:
-        raise QuotaExceeded(
-            f"open_tasks: the tenant may have {most:,} open tasks and has {used - created:,}.",
-            quota="open_tasks",
-            limit=most,
-            used=used - created,
-        )
+        raise _exceeded("open_tasks", most, used - created)
     row.update(creations_left=min(most - used, _GRANTED))
 
 
@@ -414,13 +419,7 @@ def charge(tenant: Tenant, name: str) -> None:
     _locked(tenant)
     used = _counted(_objects(tenant.pk)[name], most)
     if used > most:
-        kind = name.replace("_", " ")
-        raise QuotaExceeded(
-            f"{name}: the tenant may have {most:,} {kind} and has {used - 1:,}.",
-            quota=name,
-            limit=most,
-            used=used - 1,
-        )
+        raise _exceeded(name, most, used - 1)
 
 
 def _objects(tenant_id: int) -> dict[str, QuerySet[Any]]:

@@ -14,22 +14,14 @@ from rest_framework.response import Response
 
 from django_durable_tasks import conf
 from django_durable_tasks.choices import DayKind, RecurringStatus, SpecialDay, TargetType
-from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api import fields, problems, targets, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
-from django_durable_tasks.contrib.api.operations import OperationsMixin, reason_field
-from django_durable_tasks.contrib.api.pagination import LIMIT_MAX, KeysetPagination, limit_of
+from django_durable_tasks.contrib.api.openapi import LIMIT_MAX
 from django_durable_tasks.contrib.api.problems import Problem, invalid_field
 from django_durable_tasks.contrib.api.quotas import charge
 from django_durable_tasks.contrib.api.serializers import Answer, Options, list_of
-from django_durable_tasks.contrib.api.targets import (
-    TargetCall,
-    check_queue,
-    edited_arguments,
-    target_of,
-)
-from django_durable_tasks.contrib.api.views import ApiViewSet, ReadMixin, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
@@ -46,6 +38,7 @@ from django_durable_tasks.schedules.timetables.rrule import (
     MOST_LINES,
 )
 from django_durable_tasks.store import tables
+from django_durable_tasks.tasks.enqueue import Call
 
 # Characters of a cron expression and of an RRULE, and times of `at`: a bound for their parsers.
 _CRON_MAX, _RULE_MAX, _TIMES_MAX = 200, 1_000, 1_000
@@ -80,7 +73,7 @@ class ScheduleEditBody(Options):
     at = fields.Items(
         child=fields.Instant(), required=False, allow_empty=False, max_length=_TIMES_MAX
     )
-    calendar = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    calendar = fields.Key(required=False)
     expires_in = fields.Seconds(required=False, allow_null=True, min_value=0.001)
 
     class Meta(Options.Meta):
@@ -101,12 +94,10 @@ class ScheduleEditBody(Options):
 class NewScheduleBody(ScheduleEditBody):
     """A recurring task to create, with one of interval_seconds, cron, rrule and at."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the tenant.")
-    target_type = fields.OneOf(
-        choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
-    )
+    name = fields.Key(help_text="Unique within the tenant.")
+    target_type = fields.OneOf(choices=TargetType, default=TargetType.CELERY_TASK.value)
     target_config = fields.JsonObject()
-    idempotency_key = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    idempotency_key = fields.Key(required=False)
     paused = fields.Flag(default=False)
 
 
@@ -180,7 +171,7 @@ def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
 _AT = {"at": fields.Instant(required=True, help_text="a fire time such as 2026-03-07T00:00:00Z")}
 _STATUS = {
     "status": fields.OneOf(
-        choices=[status.value for status in RecurringStatus],
+        choices=RecurringStatus,
         required=False,
         help_text="Only objects in this status.",
     )
@@ -190,7 +181,7 @@ _COUNT = {
 }
 
 
-class RecurringTaskViewSet(OperationsMixin, ReadMixin):
+class RecurringTaskViewSet(views.OperationsMixin, views.ReadMixin):
     """The recurring tasks of the tenant, by name."""
 
     answer = ScheduleAnswer
@@ -200,16 +191,16 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     paths: ClassVar = {"run_now": "trigger-now"}
     may_change_nothing = True
 
-    @endpoint(is_list=True, filters=_STATUS)
+    @views.endpoint(is_list=True, filters=_STATUS)
     def list(self, request: Request) -> Response:
         """Return the recurring tasks that match the filter."""
         return self.page(self.rows().filter(**self.query()))
 
-    @endpoint(scope=ApiScope.SCHEDULES, body=NewScheduleBody)
+    @views.endpoint(scope=ApiScope.SCHEDULES, body=NewScheduleBody)
     def create(self, request: Request) -> Response:
         """Create a recurring task, or return the one with the same idempotency key."""
         data = self.valid()
-        target = target_of(data, self.caller)
+        target = targets.target_of(data, self.caller)
 
         def act() -> StoredAnswer:
             with errors_of_timetable(data):
@@ -217,11 +208,11 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
         return self.write(act)
 
-    def _created(self, data: Mapping[str, Any], target: TargetCall) -> StoredAnswer:
+    def _created(self, data: Mapping[str, Any], target: Call) -> StoredAnswer:
         name, tenant = data["name"], self.caller.tenant
         keywords = options_of(data) | {"args": [*target.args], "kwargs": dict(target.kwargs)}
         values = columns(name, keywords, may_never_fire=data["paused"])
-        values |= {"task": target.registered.options.name, "source": API}
+        values |= {"task": target.task.options.name, "source": API}
         known = data.get("idempotency_key")
         same = known and self.rows().filter(idempotency_key=known).exists()
         if not same:
@@ -235,21 +226,23 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         if not same:
             check_runs_per_day(tenant, row)
             charge(tenant, "recurring_tasks")
-        location = address_of("recurring-task-detail", recurring_task_id=row.pk)
+        location = views.address_of("recurring-task-detail", recurring_task_id=row.pk)
         stored = self.rows().get(pk=row.pk)
         return self.changed(stored, 200 if same else 201, Location=location)
 
-    @endpoint(scope=ApiScope.SCHEDULES, body=ScheduleEditBody)
+    @views.endpoint(scope=ApiScope.SCHEDULES, body=ScheduleEditBody)
     def partial_update(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Change the recurring task; only times after now fire."""
         tenant = self.caller.tenant
 
         def change(row: RecurringTask, data: dict[str, Any]) -> None:
-            check_queue(data, tenant)
+            targets.check_queue(data, tenant)
             keywords = options_of(data)
             if "target_config" in data:
                 config = data["target_config"]
-                keywords |= edited_arguments(row.task, row, config, self.caller, row.overlap_key)
+                keywords |= targets.edited_arguments(
+                    row.task, row, config, self.caller, row.overlap_key
+                )
             with errors_of_timetable(data):
                 RecurringTask.objects.upsert(
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords
@@ -259,7 +252,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
         return self.edit_with(change, lock=True)
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(lifecycle.cancel,))
+    @views.endpoint(scope=ApiScope.SCHEDULES, operations=(lifecycle.cancel,))
     def destroy(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """End the recurring task permanently and release its name. Its tasks and its ledger are
         kept, and it is deleted when none of them is left.
@@ -282,7 +275,7 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
 
     # Fire times.
 
-    @endpoint(
+    @views.endpoint(
         "preview",
         answer=list_of(FireTimeAnswer),
         filters=_COUNT,
@@ -290,10 +283,10 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
     )
     def preview(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Return the next ``limit`` fire times; none for one that has ended or is paused."""
-        fires = self.find().next_fire_times(limit_of(request))
+        fires = self.find().next_fire_times(views.limit_of(request))
         return Response({"data": [FireTimeAnswer.shown(fire) for fire in fires]})
 
-    @endpoint(
+    @views.endpoint(
         "occurrences",
         reads=("recurringtask", "occurrencerecord"),
         answer=list_of(OccurrenceAnswer),
@@ -303,10 +296,10 @@ class RecurringTaskViewSet(OperationsMixin, ReadMixin):
         """Return the ledger: what happened at each fire time, the latest first."""
         ledger: Any = OccurrenceRecord.objects.using(conf.settings().DATABASE)
         rows = ledger.single().filter(recurring_task_id=self.find().pk)
-        pages = KeysetPagination(self.tenant_id, "unique_fire_time", descending=True)
+        pages = views.KeysetPagination(self.tenant_id, "unique_fire_time", descending=True)
         return self.page(rows, OccurrenceAnswer.shown, pages)
 
-    @endpoint("explain", filters=_AT, has_refusals=True)
+    @views.endpoint("explain", filters=_AT, has_refusals=True)
     def explain(self, request: Request, recurring_task_id: uuid.UUID) -> Response:
         """Return sentences about the fire time ``at``: why it has run or not, or what will
         happen.
@@ -320,11 +313,11 @@ class SpecialDayBody(Answer):
     """A date that differs from its weekday."""
 
     date = fields.Day(source="day")
-    kind = fields.OneOf(choices=[kind.value for kind in DayKind], default=DayKind.CLOSED.value)
+    kind = fields.OneOf(choices=DayKind, default=DayKind.CLOSED.value)
     until = fields.WallTime(
         required=False, allow_null=True, help_text="Of HALF: the last open minute."
     )
-    name = fields.Text(required=False, allow_blank=True, max_length=fields.KEY_LENGTH)
+    name = fields.Key(required=False, allow_blank=True)
 
 
 class CalendarEditBody(Options):
@@ -334,7 +327,7 @@ class CalendarEditBody(Options):
         child=fields.Integer(min_value=1, max_value=7), required=False, max_length=7
     )
     days = fields.Items(child=SpecialDayBody(), required=False, max_length=_DAYS)
-    reason = reason_field()
+    reason = views.reason_field()
 
     class Meta(Options.Meta):
         model = Calendar
@@ -344,7 +337,7 @@ class CalendarEditBody(Options):
 class NewCalendarBody(CalendarEditBody):
     """A calendar to create."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH)
+    name = fields.Key()
 
 
 class CalendarAnswer(Answer):
@@ -357,7 +350,7 @@ class CalendarAnswer(Answer):
         hidden = ("days", "origin", "revision", "reason")
 
 
-class CalendarViewSet(ReadMixin, ApiViewSet):
+class CalendarViewSet(views.ReadMixin, views.ApiViewSet):
     """The calendars of the tenant, by name; a list leaves out their special days."""
 
     answer = CalendarAnswer
@@ -385,7 +378,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
         by, tenant = self.caller.name, self.caller.tenant
         return {**values, "reason": data.get("reason", ""), "by": by, "tenant": tenant}
 
-    @endpoint(
+    @views.endpoint(
         scope=ApiScope.SCHEDULES,
         permissions=("add_calendar",),
         operations=(calendars.upsert,),
@@ -403,12 +396,12 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
             charge(self.caller.tenant, "calendars")
             row = self.rows().get(pk=done.value.pk)
             return self.changed(
-                row, 201, Location=address_of("calendar-detail", calendar_id=row.pk)
+                row, 201, Location=views.address_of("calendar-detail", calendar_id=row.pk)
             )
 
         return self.write(act)
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.upsert,), body=CalendarEditBody)
+    @views.endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.upsert,), body=CalendarEditBody)
     def partial_update(self, request: Request, calendar_id: int) -> Response:
         """Change the calendar. Schedules that use it get their next fire times."""
         return self.edit_with(
@@ -417,7 +410,7 @@ class CalendarViewSet(ReadMixin, ApiViewSet):
             )
         )
 
-    @endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.delete,))
+    @views.endpoint(scope=ApiScope.SCHEDULES, operations=(calendars.delete,))
     def destroy(self, request: Request, calendar_id: int) -> Response:
         """Delete the calendar, unless a schedule uses it; return it as it was."""
         return self.delete_with(calendars.delete)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.utils.text import capfirst
@@ -18,11 +18,6 @@ from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models.fields import is_free_text
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 
-if TYPE_CHECKING:
-    _Serializer = serializers.Serializer[Any]
-else:
-    _Serializer = serializers.Serializer
-
 logger = logging.getLogger("django_durable_tasks.api")
 # At most 20 unknown fields are reported, 5 with a hint if their names have at most 100 characters:
 # each hint compares the name with all fields.
@@ -32,7 +27,7 @@ _MEMBERS = {"target_config": BUILT_IN_MEMBERS | CELERY_MEMBERS, "delivery_config
 UNREADABLE = "The stored value cannot be decrypted. The operator was informed by the log."
 
 
-class Body(_Serializer):
+class Body(serializers.Serializer[Any]):
     """A JSON object; unknown fields are refused with the most similar known one."""
 
     @classmethod
@@ -100,7 +95,7 @@ def column_field(column: Any, **options: Any) -> Any:
     if column.help_text:
         options.setdefault("help_text", str(column.help_text))
     if column.choices:
-        return OneOf(choices=[str(value) for value, _label in column.choices], **options)
+        return OneOf(choices=dict(column.choices), **options)
     if is_free_text(column):
         return ErrorText(**options)
     kinds = (FIELDS[kind] for kind in type(column).__mro__ if kind in FIELDS)
@@ -130,7 +125,9 @@ class Answer(Body):
         return {**columns, **declared}
 
     @classmethod
-    def shown(cls, row: Any, *, plain: bool = False, without: Collection[str] = ()) -> Any:
+    def shown(
+        cls, row: Any, *, plain: bool = False, without: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return a row as JSON values; its secrets are masked unless ``plain``.
 
         A value that cannot be decrypted is None if the answer has a field for the reason:
@@ -215,10 +212,7 @@ class Options(Body):
     def get_fields(self) -> dict[str, Any]:
         """Return the fields of the options, and the declared ones."""
         declared = super().get_fields()
-        return {**dict(self._options(declared)), **declared}
-
-    def _options(self, declared: Collection[str]) -> Iterator[tuple[str, Any]]:
-        meta = self.Meta
+        meta, fields = self.Meta, dict[str, Any]()
         columns = {column.name: column for column in meta.model._meta.concrete_fields}
         for name in meta.options:
             if name in declared or name in meta.hidden:
@@ -228,16 +222,17 @@ class Options(Body):
             if name in meta.nullable:
                 options["allow_null"] = True
             if name in meta.choices:
-                words = [str(word) for word in meta.choices[name]]
-                yield name, OneOf(choices=words, **options)
+                fields[name] = OneOf(choices=meta.choices[name], **options)
             elif name in meta.counts:
                 least, most = meta.counts[name]
                 help_text = str(getattr(column, "help_text", ""))
-                yield name, Integer(min_value=least, max_value=most, help_text=help_text, **options)
+                options |= {"min_value": least, "max_value": most, "help_text": help_text}
+                fields[name] = Integer(**options)
             elif name in meta.seconds:
-                yield name, Seconds(min_value=meta.seconds[name], **options)
+                fields[name] = Seconds(min_value=meta.seconds[name], **options)
             else:
                 if isinstance(column, models.CharField) and not column.choices:
                     options["max_length"] = column.max_length
                     options["allow_blank"] = column.blank and not column.null
-                yield name, column_field(column, **options)
+                fields[name] = column_field(column, **options)
+        return {**fields, **declared}

@@ -5,8 +5,7 @@ arguments of a registered task.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -27,19 +26,10 @@ from django_durable_tasks.masking import MASK, masked, masked_text
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.tasks.enqueue import keys_of
+from django_durable_tasks.tasks.enqueue import Call, keys_of
 from django_durable_tasks.tasks.options import formatted
 
 logger = logging.getLogger("django_durable_tasks.api")
-
-
-@dataclass(frozen=True, slots=True)
-class TargetCall:
-    """A registered task and its arguments."""
-
-    registered: Registered
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
 
 
 def target_of(
@@ -47,26 +37,32 @@ def target_of(
     caller: Caller,
     pointer: str = "#",
     resolved: Callable[[Any, str], Any] | None = None,
-) -> TargetCall:
+) -> Call:
     """Return the call of a new object with these validated fields. ``pointer`` is the place of the
     object. ``resolved`` replaces the references in a ``target_config`` at a place.
 
     Raises Problem, PayloadTooLarge or InvalidTarget.
     """
     # First, because the other checks read each value of a body that the quota may refuse.
-    tenant = caller.tenant
-    check_payload(tenant, arguments_in(data))
-    config, place = data["target_config"], f"{pointer}/target_config"
+    tenant, config, place = caller.tenant, data["target_config"], f"{pointer}/target_config"
+    is_call = data["target_type"] == TargetType.CELERY_TASK
+    check_payload(
+        tenant, [config.get("args", []), config.get("kwargs", {})] if is_call else [[], config]
+    )
     if resolved is not None:
         config = resolved(config, place)
-    refuse_masks(config, place)
+    # A new object has nothing to keep.
+    if _has_mask(config):
+        raise invalid_field(place, "contains a mask; send the value itself", "masked")
+    if _references(config):
+        raise invalid_field(place, f"contains {MARK!r}, the key of references", "reference")
     check_queue(data, tenant, pointer)
     call = call_of(data["target_type"], config, tenant, pointer)
     _refuse_secret_keys(call, caller, pointer)
     return call
 
 
-def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> TargetCall:
+def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> Call:
     """Return the call of a target. ``pointer`` is the place of the object that has the two fields.
 
     Raises InvalidTarget for a queue of another tenant. Raises Problem for an unknown task and for
@@ -83,7 +79,7 @@ def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str =
                 raise invalid_field(f"{place}/{required}", "is required", "required")
         if built_in.target.check_tenant is not None:
             built_in.target.check_tenant(config, tenant.slug)
-        return TargetCall(built_in, (), config)
+        return Call(built_in, (), config)
     _check_members(config, CELERY_MEMBERS, place)
     name, args, kwargs = config.get("task"), config.get("args", []), config.get("kwargs", {})
     if not isinstance(name, str):
@@ -92,7 +88,7 @@ def call_of(kind: str, config: Mapping[str, Any], tenant: Tenant, pointer: str =
         raise invalid_field(f"{place}/args", "is no list", "type")
     if not isinstance(kwargs, dict):
         raise invalid_field(f"{place}/kwargs", "is no object", "type")
-    return TargetCall(_registered(name, f"{place}/task", tenant), tuple(args), kwargs)
+    return Call(_registered(name, f"{place}/task", tenant), tuple(args), kwargs)
 
 
 def _check_members(config: Mapping[str, Any], known: Collection[str], place: str) -> None:
@@ -149,7 +145,7 @@ def _without_positional(value: Any) -> Any:
 
 
 def _refuse_secret_keys(
-    call: TargetCall, caller: Caller, pointer: str = "#", overlap_key: str = ""
+    call: Call, caller: Caller, pointer: str = "#", overlap_key: str = ""
 ) -> None:
     """Raise Problem if a key of the task contains a secret argument and the caller may not read
     secrets. ``overlap_key``: the template of a recurring task.
@@ -157,13 +153,13 @@ def _refuse_secret_keys(
     Equal keys return the existing task, or make tasks wait for each other, so that the caller would
     learn whether a guess equals a stored secret. Only the arguments of the request decide here.
     """
-    options = call.registered.options
+    options = call.task.options
     limit = key_of(options.rate_limit, options.max_concurrency)
     if caller.reads_secrets or (options.unique is None and limit is None and not overlap_key):
         return
 
     def keys(args: Any, kwargs: Any) -> list[Any]:
-        keys_of_call = [*keys_of(call.registered, args, kwargs)]
+        keys_of_call = [*keys_of(call.task, args, kwargs)]
         if overlap_key:
             named = {**kwargs, "task": options.name}
             keys_of_call.append(formatted("overlap_key", overlap_key, args, named))
@@ -193,17 +189,6 @@ def _refuse_secret_keys(
 
 
 _POINTER = "#/target_config"
-
-
-def refuse_masks(value: Any, pointer: str = _POINTER) -> None:
-    """Refuse masks and references in the arguments of a new object, which has nothing to keep.
-
-    Raises Problem.
-    """
-    if _has_mask(value):
-        raise invalid_field(pointer, "contains a mask; send the value itself", "masked")
-    if _references(value):
-        raise invalid_field(pointer, f"contains {MARK!r}, the key of references", "reference")
 
 
 def edited_arguments(
@@ -256,7 +241,7 @@ def edited_arguments(
     if any(reference not in known for reference in _references(config)):
         raise invalid_field(_POINTER, f"adds {MARK!r}, the key of references", "reference")
     target = call_of(kind_of(name), config, caller.tenant)
-    if target.registered.options.name != name:
+    if target.task.options.name != name:
         raise invalid_field(f"{_POINTER}/task", "cannot be changed", "read_only")
     if not is_kept:
         _refuse_secret_keys(target, caller, overlap_key=overlap_key)
@@ -266,18 +251,11 @@ def edited_arguments(
 
 
 def _has_mask(value: Any) -> bool:
-    return any(MASK in text for text in _texts(value))
-
-
-def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
+        return MASK in value
+    if isinstance(value, Mapping):
+        return any(map(_has_mask, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_mask, value))
 
 
 def _references(value: Any) -> list[Any]:
@@ -314,14 +292,6 @@ def _kept(new: Any, stored: Any, pointer: str) -> Any:
             for at, item in enumerate(new)
         ]
     return new
-
-
-def arguments_in(data: Mapping[str, Any]) -> list[Any]:
-    """Return what the arguments of a body are, before it is validated."""
-    config = data["target_config"]
-    if data["target_type"] != TargetType.CELERY_TASK:
-        return [[], config]
-    return [config.get("args", []), config.get("kwargs", {})]
 
 
 def check_queue(data: Mapping[str, Any], tenant: Tenant, pointer: str = "#") -> None:

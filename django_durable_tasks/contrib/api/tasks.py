@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from django_durable_tasks import conf
 from django_durable_tasks.audit import acting, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status, TargetType
-from django_durable_tasks.contrib.api import bulk_operations, fields, problems, quotas
+from django_durable_tasks.contrib.api import bulk_operations, fields, problems, quotas, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.bulk_operations import TaskFilter
@@ -30,25 +30,9 @@ from django_durable_tasks.contrib.api.idempotent_requests import (
     create_with_answer,
 )
 from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
-from django_durable_tasks.contrib.api.operations import (
-    REASON_MAX,
-    OperationsMixin,
-    body_of,
-    perform,
-    reason_field,
-    refused,
-)
-from django_durable_tasks.contrib.api.pagination import Cursor, KeysetPagination
 from django_durable_tasks.contrib.api.parsing import rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
-from django_durable_tasks.contrib.api.views import (
-    LIMITS,
-    ApiViewSet,
-    ReadMixin,
-    address_of,
-    endpoint,
-)
 from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import first_uuid7_of
@@ -91,7 +75,7 @@ class NewTaskBody(TaskOptions):
     """A task to create."""
 
     target_type = fields.OneOf(
-        choices=[kind.value for kind in TargetType],
+        choices=TargetType,
         default=TargetType.CELERY_TASK.value,
         help_text="HTTP_CALLBACK sends a request to your server, QUEUE_MESSAGE a message to a"
         " queue. CELERY_TASK runs a durable task of this installation.",
@@ -111,9 +95,8 @@ class NewTaskBody(TaskOptions):
         help_text="Seconds until the earliest start, instead of run_at: for clients whose clock"
         " may be wrong.",
     )
-    idempotency_key = fields.Text(
+    idempotency_key = fields.Key(
         required=False,
-        max_length=fields.KEY_LENGTH,
         help_text="A second task with this key is not created; the answer is the first one.",
     )
     on_conflict = fields.OneOf(
@@ -121,9 +104,8 @@ class NewTaskBody(TaskOptions):
         default="return",
         help_text="What to answer if idempotency_key belongs to an equal task.",
     )
-    key = fields.Text(
+    key = fields.Key(
         required=False,
-        max_length=fields.KEY_LENGTH,
         help_text="An open task with this key is edited instead of creating another one.",
     )
     expires_at = fields.Instant(
@@ -147,7 +129,7 @@ class TaskEditBody(Options):
     target_config = fields.JsonObject(required=False)
     run_at = fields.Instant(required=False, validators=[fields.not_past])
     expires_at = fields.Instant(required=False, validators=[fields.future])
-    reason = reason_field()
+    reason = views.reason_field()
 
     class Meta(Options.Meta):
         model = Task
@@ -227,7 +209,7 @@ _SELECTIVE = frozenset({"key", "idempotency_key", "workflow_id"})
 """Filters with an index that finds few rows."""
 
 
-class TaskPagination(KeysetPagination):
+class TaskPagination(views.KeysetPagination):
     """A page of tasks by filters, the newest first."""
 
     def __init__(
@@ -236,7 +218,9 @@ class TaskPagination(KeysetPagination):
         super().__init__(tenant_id)
         self.filters, self.without = filters, without
 
-    def rows_of(self, queryset: QuerySet[Any], cursor: Cursor | None, limit: int) -> Sequence[Any]:
+    def rows_of(
+        self, queryset: QuerySet[Any], cursor: views.Cursor | None, limit: int
+    ) -> Sequence[Any]:
         """Return the rows of the page. The columns of ``without`` are not read."""
         indexed, remaining = self._by_index(queryset)
         if not remaining:
@@ -251,7 +235,7 @@ class TaskPagination(KeysetPagination):
             return self.rows_of(queryset, None, limit)
         shown = self.bounded(rows_read[:limit], cursor, more=len(rows_read) > limit)
         if last is not None and len(rows_read) <= limit:
-            beyond = Cursor(last, backwards)
+            beyond = views.Cursor(last, backwards)
             self.previous, self.following = (
                 (beyond, self.following) if backwards else (self.previous, beyond)
             )
@@ -290,18 +274,14 @@ class TaskPagination(KeysetPagination):
         return uuid.UUID(int=first_of_millisecond + (2**_RANDOM - 1 if backwards else 0))
 
 
-def _word(text: str) -> fields.Text:
-    return fields.Text(required=False, max_length=fields.KEY_LENGTH, help_text=text)
-
-
 _FILTERS: Mapping[str, Any] = {
     "status": Several(
         list(Status), required=False, help_text="Only tasks in this status, or in several ones."
     ),
-    "queue": _word("Only tasks of this queue."),
-    "name": _word("Only tasks of this name."),
-    "key": _word("Only tasks with this key."),
-    "idempotency_key": _word("The task with this key."),
+    "queue": fields.Key(required=False, help_text="Only tasks of this queue."),
+    "name": fields.Key(required=False, help_text="Only tasks of this name."),
+    "key": fields.Key(required=False, help_text="Only tasks with this key."),
+    "idempotency_key": fields.Key(required=False, help_text="The task with this key."),
     "workflow_id": fields.Id(required=False, help_text="Only tasks of this workflow."),
     "recurring_task_id": fields.Id(required=False, help_text="Only tasks of this recurring task."),
     "from": fields.Instant(required=False, help_text="Created at or after this time."),
@@ -378,11 +358,11 @@ class BulkCreateAnswer(Body):
 class BulkFilterBody(Body):
     """Which tasks, as in the list of tasks, and why."""
 
-    queue = fields.Text(required=False, max_length=fields.KEY_LENGTH)
-    name = fields.Text(required=False, max_length=fields.KEY_LENGTH)
+    queue = fields.Key(required=False)
+    name = fields.Key(required=False)
     created_from = fields.Instant(required=False, help_text="Created at or after this time.")
     created_to = fields.Instant(required=False, help_text="Created before this time.")
-    reason = reason_field()
+    reason = views.reason_field()
 
 
 class BulkCancelBody(BulkFilterBody):
@@ -458,20 +438,18 @@ _REMOVE = {
 }
 
 
-def new_call(data: Mapping[str, Any], caller: Caller, pointer: str = "#") -> Call:
-    """Return the call of a new task. ``pointer`` is the place of its fields. Raises Problem or
-    DurableTasksError.
-    """
-    target = target_of(data, caller, pointer)
+def new_call(data: Mapping[str, Any], caller: Caller) -> Call:
+    """Return the call of a new task. Raises Problem or DurableTasksError."""
+    target = target_of(data, caller)
     options = {name: value for name, value in data.items() if name in _CALL_OPTIONS}
     if "delay" in data:
         options["run_at"] = estimated_now() + timedelta(seconds=data["delay"])
     options["tenant"] = caller.tenant.pk
-    return Call(target.registered, target.args, target.kwargs, call_options(CallOptions(), options))
+    return dataclasses.replace(target, options=call_options(CallOptions(), options))
 
 
 _bulk = partial(
-    endpoint,
+    views.endpoint,
     detail=False,
     method="post",
     scope=ApiScope.OPERATE,
@@ -481,7 +459,7 @@ _bulk = partial(
 )
 
 
-class OneTaskMixin(ApiViewSet):
+class OneTaskMixin(views.ApiViewSet):
     """Finds the task of an address."""
 
     answer = TaskAnswer
@@ -499,7 +477,7 @@ class OneTaskMixin(ApiViewSet):
         return self.page(rows.defer(*unread), lambda row: answer_class.shown(row, plain=plain))
 
 
-class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
+class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
     """Tasks: create, list, read, edit and operate."""
 
     targets = (Target.TASKS, Target.TASK)
@@ -524,10 +502,9 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         if self.action == "partial_update":
             included = ("target_config",)
         without = [name for name in INCLUDED if name not in included]
-        values: dict[str, Any] = TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
-        return values
+        return TaskAnswer.shown(row, plain=caller.reads_secrets, without=without)
 
-    @endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
+    @views.endpoint(is_list=True, filters={**_FILTERS, **_INCLUDE})
     def list(self, request: Request) -> Response:
         """Return the tasks that match the filters, the newest first."""
         parameters, caller = self.query(), self.caller
@@ -552,14 +529,14 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         paginator = TaskPagination(self.tenant_id, lookups, without)
         return self.page(self.rows(), lambda row: self.show(row, caller, included), paginator)
 
-    @endpoint(filters=_INCLUDE)
+    @views.endpoint(filters=_INCLUDE)
     def retrieve(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the task."""
         included = self.query().get("include", INCLUDED)
         row = self.find()
         return self.tagged(row, self.show(row, self.caller, included))
 
-    @endpoint(scope=ApiScope.CREATE, body=NewTaskBody)
+    @views.endpoint(scope=ApiScope.CREATE, body=NewTaskBody)
     def create(self, request: Request) -> Response:
         """Create a task, or return the one with the same idempotency key."""
         data = self.valid()
@@ -571,11 +548,13 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         if clock is None:
             return None
         # The body may have arrived long after the key.
-        return create_with_answer(call, tenant, identity, clock.now(), LIMITS, self._answer_of)
+        return create_with_answer(
+            call, tenant, identity, clock.now(), views.LIMITS, self._answer_of
+        )
 
     def _answer_of(self, row: Task, status: int = 201) -> StoredAnswer:
         shown = rendered(self.show(row, self.caller.without_secrets()))
-        location = address_of("task-detail", task_id=row.pk)
+        location = views.address_of("task-detail", task_id=row.pk)
         return StoredAnswer(status, shown, {"Location": location, "ETag": self.tag_of(row, shown)})
 
     def _created(self, data: Mapping[str, Any], call: Call) -> StoredAnswer:
@@ -600,7 +579,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             self.require_scope(ApiScope.OPERATE)
             self.caller.require_permission(operator_actions.edit.permission)
 
-    @endpoint(scope=ApiScope.OPERATE, operations=(operator_actions.edit,), body=TaskEditBody)
+    @views.endpoint(scope=ApiScope.OPERATE, operations=(operator_actions.edit,), body=TaskEditBody)
     def partial_update(self, request: Request, task_id: uuid.UUID) -> Response:
         """Edit a task that has not started."""
         edit = operator_actions.edit
@@ -608,9 +587,9 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         def change(row: Task, data: dict[str, Any]) -> None:
             check_queue(data, self.caller.tenant)
             changes = self.prepared(edit, row, data)
-            done = perform(edit, self.subject(edit, row), self.caller, changes)
+            done = views.perform(edit, self.subject(edit, row), self.caller, changes)
             if not done.changed:
-                raise refused(row)
+                raise views.refused(row)
 
         return self.edit_with(change, lock=True)
 
@@ -637,7 +616,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
 
     # The attempts of a task.
 
-    @endpoint(
+    @views.endpoint(
         "executions",
         reads=("task", "taskexecutionlog"),
         answer=list_of(ExecutionAnswer),
@@ -652,17 +631,17 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     def _graph(self) -> Diagram:
         return diagrams.around(self.find(), NEAR)
 
-    @endpoint("dependencies", answer=GraphAnswer)
+    @views.endpoint("dependencies", answer=GraphAnswer)
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the tasks connected with this one, at most 1,000, the nearest first."""
         return Response(graph_json(self._graph()))
 
     @dependencies.mapping.post
-    @endpoint(
+    @views.endpoint(
         id="addTaskDependency",
         scope=ApiScope.OPERATE,
         operations=(graph_operations.add_edge,),
-        body=body_of("AddDependencyBody", graph_operations.add_edge),
+        body=views.body_of("AddDependencyBody", graph_operations.add_edge),
         answer=GraphAnswer,
     )
     def add_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
@@ -670,7 +649,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
         return self._with_upstream(self.valid(), graph_operations.add_edge)
 
     @dependencies.mapping.delete
-    @endpoint(
+    @views.endpoint(
         id="removeTaskDependency",
         scope=ApiScope.OPERATE,
         operations=(graph_operations.remove_edge,),
@@ -680,7 +659,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
     def remove_dependency(self, request: Request, task_id: uuid.UUID) -> Response:
         """Let the task no longer wait for the task ``upstream``."""
         parameters = self.query()
-        parameters["reason"] = parameters.get("reason", "")[:REASON_MAX]
+        parameters["reason"] = parameters.get("reason", "")[: views.REASON_MAX]
         return self._with_upstream(parameters, graph_operations.remove_edge)
 
     def _with_upstream(self, data: Mapping[str, Any], operation: Operation) -> Response:
@@ -692,21 +671,21 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
                 if operation is graph_operations.remove_edge:
                     raise problems.invalid_parameter("upstream", *reason, problems.INVALID)
                 raise problems.invalid_field("#/upstream", *reason)
-            done = perform(operation, row, self.caller, {**data, "upstream": upstream})
+            done = views.perform(operation, row, self.caller, {**data, "upstream": upstream})
             if not done.changed and operation is graph_operations.remove_edge:
-                raise refused(row)
+                raise views.refused(row)
             return StoredAnswer(200, graph_json(self._graph()))
 
         return self.write(act)
 
-    @endpoint("dependencies.svg", media_types=IMAGES)
+    @views.endpoint("dependencies.svg", media_types=IMAGES)
     def image(self, request: Request, task_id: uuid.UUID) -> HttpResponse:
         """Return the drawing of the tasks connected with a task."""
         return graph_image(self._graph())
 
     # Many tasks at once.
 
-    @endpoint(
+    @views.endpoint(
         "bulk",
         detail=False,
         method="post",
@@ -849,7 +828,7 @@ class TaskViewSet(OperationsMixin, ReadMixin, OneTaskMixin):
             shown = OperationAnswer.shown(row)
             if self.dry_run:
                 shown["sample"] = self._sample(which, row.until_id)
-            location = address_of("operation-detail", operation_id=row.pk)
+            location = views.address_of("operation-detail", operation_id=row.pk)
             return StoredAnswer(202, shown, {"Location": location})
 
         return self.write(act)
@@ -884,7 +863,7 @@ def _refused(index: int, problem: problems.Problem) -> dict[str, Any]:
     return {"status": problem.kind.status, "problem": content}
 
 
-class OperationViewSet(ReadMixin, ApiViewSet):
+class OperationViewSet(views.ReadMixin, views.ApiViewSet):
     """The operations on many tasks of the last 30 days."""
 
     singular, noun = "Operation", "operation"
@@ -892,10 +871,9 @@ class OperationViewSet(ReadMixin, ApiViewSet):
 
     def rows(self) -> QuerySet[Any]:
         """Return the operations with the statuses of their tasks."""
-        rows: QuerySet[Any] = bulk_operations.with_task_status(super().rows())
-        return rows
+        return bulk_operations.with_task_status(super().rows())
 
-    @endpoint()
+    @views.endpoint()
     def retrieve(self, request: Request, operation_id: uuid.UUID) -> Response:
         """Return the operation and its progress."""
         return Response(self.show(self.find(), self.caller))
@@ -915,7 +893,7 @@ class DeadLetterAnswer(Answer):
         hidden = ("args", "kwargs")
 
 
-class DeadLetterViewSet(OperationsMixin, ReadMixin):
+class DeadLetterViewSet(views.OperationsMixin, views.ReadMixin):
     """The dead letters of the tenant."""
 
     answer = DeadLetterAnswer
@@ -923,7 +901,7 @@ class DeadLetterViewSet(OperationsMixin, ReadMixin):
     lookup_url_kwarg = "letter_id"
     targets = (Target.DEAD_LETTERS,)
 
-    @endpoint(
+    @views.endpoint(
         is_list=True,
         filters={
             "state": fields.OneOf(

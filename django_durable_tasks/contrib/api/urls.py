@@ -11,8 +11,8 @@ from django.apps import apps
 from django.urls import re_path
 from rest_framework.routers import SimpleRouter
 
-from django_durable_tasks.contrib.api import scheduler, schedules, tasks, tenants, workflows
-from django_durable_tasks.contrib.api.operations import OperationsMixin, add_operations
+from django_durable_tasks.contrib.api import installation, schedules, tasks, workflows
+from django_durable_tasks.contrib.api.views import OperationsMixin, add_operations
 
 app_name = "durable-api"
 _RESOURCES: tuple[tuple[str, str, Any], ...] = (
@@ -20,20 +20,20 @@ _RESOURCES: tuple[tuple[str, str, Any], ...] = (
     ("recurring-tasks", "recurring-task", schedules.RecurringTaskViewSet),
     ("workflows", "workflow", workflows.WorkflowViewSet),
     ("dead-letters", "dead-letter", tasks.DeadLetterViewSet),
-    ("audit", "audit", tenants.AuditViewSet),
+    ("audit", "audit", installation.AuditViewSet),
     ("calendars", "calendar", schedules.CalendarViewSet),
-    ("queues", "queue", scheduler.QueueViewSet),
+    ("queues", "queue", installation.QueueViewSet),
     ("operations", "operation", tasks.OperationViewSet),
-    ("tenants", "tenant", tenants.TenantViewSet),
-    ("key", "key", tenants.KeyViewSet),
-    ("quota", "quota", tenants.QuotaViewSet),
-    ("health", "health", scheduler.HealthViewSet),
-    ("metrics", "metrics", scheduler.MetricsViewSet),
-    ("scheduler", "scheduler", scheduler.SchedulerViewSet),
-    ("scheduler/tasks", "scheduler-task", scheduler.HistoryViewSet),
-    ("schema", "schema", scheduler.SchemaViewSet),
-    ("docs", "docs", scheduler.DocsViewSet),
-    ("problems", "problem", scheduler.ProblemViewSet),
+    ("tenants", "tenant", installation.TenantViewSet),
+    ("key", "key", installation.KeyViewSet),
+    ("quota", "quota", installation.QuotaViewSet),
+    ("health", "health", installation.HealthViewSet),
+    ("metrics", "metrics", installation.MetricsViewSet),
+    ("scheduler", "scheduler", installation.SchedulerViewSet),
+    ("scheduler/tasks", "scheduler-task", installation.HistoryViewSet),
+    ("schema", "schema", installation.SchemaViewSet),
+    ("docs", "docs", installation.DocsViewSet),
+    ("problems", "problem", installation.ProblemViewSet),
 )
 _RESOURCES_OF = {
     "django_durable_tasks.contrib.callbacks": "django_durable_tasks.contrib.api.callbacks",
@@ -57,5 +57,5 @@ _NONE = {"get": "http_method_not_allowed"}
 urlpatterns = [
     *_router.urls,
     # `.` does not match the newline of an address with %0A.
-    re_path(r"^[\s\S]*\Z", scheduler.UnknownViewSet.as_view(_NONE), name="unknown"),
+    re_path(r"^[\s\S]*\Z", installation.UnknownViewSet.as_view(_NONE), name="unknown"),
 ]

@@ -1,7 +1,11 @@
-"""The viewset that all others are derived from: access, headers, reads and writes."""
+"""The viewsets that all others are derived from: access, headers, pages, reads, writes, and the
+operations of the registry.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import json
 import re
@@ -9,17 +13,22 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, Literal
+from urllib.parse import urlencode
 
+from django.core.exceptions import ValidationError as ColumnError
 from django.core.signals import got_request_exception
 from django.db import connections, transaction
 from django.db.models import QuerySet, UUIDField
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.crypto import constant_time_compare, salted_hmac
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action
 from rest_framework.exceptions import NotAuthenticated, ValidationError
 from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
@@ -27,23 +36,24 @@ from rest_framework.viewsets import GenericViewSet
 from django_durable_tasks import conf
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.contrib.api import authentication, parsing, problems, quotas
-from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
-from django_durable_tasks.contrib.api.idempotent_requests import (
-    RequestIdentity,
-    StoredAnswer,
-    once,
-    rolled_back,
+from django_durable_tasks.contrib.api import (
+    authentication,
+    fields,
+    idempotent_requests,
+    openapi,
+    parsing,
+    problems,
+    quotas,
 )
-from django_durable_tasks.contrib.api.openapi import KEY_SENT_MAX, EndpointSchema
-from django_durable_tasks.contrib.api.pagination import KeysetPagination
+from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
+from django_durable_tasks.contrib.api.idempotent_requests import RequestIdentity, StoredAnswer
 from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, rendered
-from django_durable_tasks.contrib.api.quotas import RateDecision
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import without_secrets
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import operation as operations
+from django_durable_tasks.operations.operation import ArgumentType, Operation
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import TimeLimits, bound_transaction
@@ -142,6 +152,161 @@ def endpoint(
     return mark
 
 
+# Pages of lists by keyset: each list is ordered by a unique column, which an index serves.
+#
+# A cursor contains the first or the last key of a page, and the direction in which the list
+# continues. It is signed together with the tenant, the address and the filters, and refused with
+# any others.
+
+
+_SALT = "django_durable_tasks.api.cursor"
+# Characters of the signature in a cursor.
+_SIGNATURE = 16
+_WHOLE = re.compile("[1-9][0-9]{0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a page begins: at a key, which it contains if ``inclusive``, in the order of the list
+    or ``backwards``.
+    """
+
+    key: Any
+    backwards: bool = False
+    inclusive: bool = False
+
+    def turned(self) -> Cursor:
+        """Return the cursor of what lies on the other side of an empty page."""
+        return Cursor(self.key, not self.backwards, not self.inclusive)
+
+
+_MARKS = {(False, False): "a", (False, True): "f", (True, False): "b", (True, True): "u"}
+_OF_MARK = {mark: value for value, mark in _MARKS.items()}
+
+
+def limit_of(request: Request) -> int:
+    """Return the size of a page; raises Problem."""
+    text = request.query_params.get("limit", str(openapi.DEFAULT_LIMIT))
+    if not _WHOLE.fullmatch(text) or int(text) > openapi.LIMIT_MAX:
+        raise problems.invalid_parameter(
+            "limit", f"is not a whole number from 1 to {openapi.LIMIT_MAX}", "range"
+        )
+    return int(text)
+
+
+class KeysetPagination(BasePagination):
+    """The page of a queryset that begins at a cursor.
+
+    ``order`` is a column that is unique in the queryset. A list by primary key begins with the
+    newest row, another one with the least value, unless ``descending`` is given. If no row precedes
+    a page any more, the page before it is the first page.
+    """
+
+    def __init__(self, tenant_id: int, order: str = "pk", descending: bool | None = None) -> None:
+        self.tenant_id, self.order = tenant_id, order
+        self.descending = order == "pk" if descending is None else descending
+        self.following: Cursor | None = None
+        self.previous: Cursor | None = None
+
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
+        """Return the rows of the page; raises Problem."""
+        self.request = request
+        cursor = self._cursor(queryset.model._meta)
+        return list(self.rows_of(queryset, cursor, limit_of(request)))
+
+    def rows_of(self, queryset: QuerySet[Any], cursor: Cursor | None, limit: int) -> Sequence[Any]:
+        """Return the rows of the page, and keep where the pages beside it begin."""
+        backwards = cursor is not None and cursor.backwards
+        rows = list(self.ordered(self.after(queryset, cursor), backwards)[: limit + 1])
+        if backwards and not rows:
+            return self.rows_of(queryset, None, limit)
+        return self.bounded(rows[:limit], cursor, more=len(rows) > limit)
+
+    def after(self, queryset: QuerySet[Any], cursor: Cursor | None) -> QuerySet[Any]:
+        """Return the rows behind the cursor."""
+        if cursor is None:
+            return queryset
+        lookup = "lt" if self.descending != cursor.backwards else "gt"
+        lookup += "e" if cursor.inclusive else ""
+        return queryset.filter(**{f"{self.order}__{lookup}": cursor.key})
+
+    def ordered(self, queryset: QuerySet[Any], backwards: bool) -> QuerySet[Any]:
+        """Return the rows in the direction in which they are read."""
+        return queryset.order_by(f"{'-' if self.descending != backwards else ''}{self.order}")
+
+    def bounded(self, rows: Sequence[Any], cursor: Cursor | None, *, more: bool) -> Sequence[Any]:
+        """Return the rows in the order of the list; they are in the order in which they were read.
+        ``more``: others follow in this direction.
+        """
+        first, last = (
+            [getattr(row, self.order) for row in (rows[0], rows[-1])] if rows else (None, None)
+        )
+        if cursor is None or not cursor.backwards:
+            self.following = Cursor(last) if more else None
+            if cursor is not None:
+                self.previous = Cursor(first, backwards=True) if rows else cursor.turned()
+            return rows
+        self.previous = Cursor(last, backwards=True) if more else None
+        self.following = Cursor(first) if rows else cursor.turned()
+        return rows[::-1]
+
+    def get_paginated_response(self, data: Any) -> Response:
+        """Return the page, and the addresses of the pages beside it in ``Link``."""
+        following, previous = self._signed(self.following), self._signed(self.previous)
+        links = []
+        for name, cursor in (("next", following), ("prev", previous)):
+            if cursor is not None:
+                query = {**self.request.query_params.dict(), "cursor": cursor}
+                address = f"{self.request.path}?{urlencode(query)}"
+                links.append(f'<{self.request.build_absolute_uri(address)}>; rel="{name}"')
+        body = {
+            "data": data,
+            "next_cursor": following,
+            "prev_cursor": previous,
+            "has_more": following is not None,
+        }
+        return Response(body, headers={"Link": ", ".join(links)} if links else {})
+
+    def _cursor(self, model: Any) -> Cursor | None:
+        """Return where the page begins; None for the first page. Raises Problem."""
+        text = self.request.query_params.get("cursor")
+        if text is None:
+            return None
+        try:
+            content = base64.urlsafe_b64decode(text.encode("ascii") + b"==").decode()
+        except (UnicodeError, binascii.Error, ValueError):
+            content = ""
+        signature, key = content[:_SIGNATURE], content[_SIGNATURE:]
+        if not constant_time_compare(signature, self._signature(key)):
+            raise problems.invalid_parameter(
+                "cursor",
+                "belongs to another list, other filters or another tenant; begin again without it",
+                "bad_cursor",
+            )
+        column: Any = model.pk if self.order == "pk" else model.get_field(self.order)
+        try:
+            return Cursor(column.to_python(key[1:]), *_OF_MARK[key[0]])
+        except ColumnError:
+            raise problems.invalid_parameter("cursor", "cannot be read", "bad_cursor") from None
+
+    def _signature(self, key: str) -> str:
+        filters = sorted(
+            (name, value)
+            for name, value in self.request.query_params.items()
+            if name not in ("cursor", "limit")
+        )
+        signed = f"2|{self.tenant_id}|{self.request.path}|{urlencode(filters)}|{key}"
+        return salted_hmac(_SALT, signed, algorithm="sha256").hexdigest()[:_SIGNATURE]
+
+    def _signed(self, cursor: Cursor | None) -> str | None:
+        if cursor is None:
+            return None
+        key = cursor.key.isoformat() if isinstance(cursor.key, datetime) else str(cursor.key)
+        key = _MARKS[cursor.backwards, cursor.inclusive] + key
+        content = self._signature(key) + key
+        return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+
+
 class ApiViewSet(GenericViewSet[Any]):
     """One resource. The settings of the project's own REST framework do not apply to it.
 
@@ -165,7 +330,7 @@ class ApiViewSet(GenericViewSet[Any]):
     pagination_class = None
     metadata_class = None
     versioning_class = None
-    schema = EndpointSchema()
+    schema = openapi.EndpointSchema()
     http_method_names: Sequence[str] = ("get", "post", "patch", "delete", "head")
 
     singular: ClassVar[str] = ""
@@ -177,7 +342,7 @@ class ApiViewSet(GenericViewSet[Any]):
     order: ClassVar[str] = "pk"
     lookup_value_converter: str = "int"
     version: ClassVar[str] = "revision"
-    rate: RateDecision | None = None
+    rate: quotas.RateDecision | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Derive from the model of the answer what a viewset with an answer of its own does not
@@ -424,8 +589,7 @@ class ApiViewSet(GenericViewSet[Any]):
 
     def show(self, row: Any, caller: authentication.Caller) -> dict[str, Any]:
         """Return an object as JSON values for this caller."""
-        values: dict[str, Any] = self.answer.shown(row, plain=caller.reads_secrets)
-        return values
+        return self.answer.shown(row, plain=caller.reads_secrets)
 
     def tag_of(self, row: Any, shown: Mapping[str, Any] | bytes) -> str:
         """Return a strong ETag: the version, for If-Match, and a digest of the answer, for
@@ -536,7 +700,7 @@ class ApiViewSet(GenericViewSet[Any]):
             key = idempotency_key(self.request)
             if self.dry_run:
                 # What the write would answer, and the fields that it would change.
-                with rolled_back():
+                with idempotent_requests.rolled_back():
                     bound_transaction(LIMITS)
                     shown, answer = before(), act()
                 body = _plain(answer.body) if isinstance(answer.body, bytes) else answer.body
@@ -597,7 +761,7 @@ def _once(identity: RequestIdentity, act: Callable[[], StoredAnswer]) -> StoredA
         return StoredAnswer(answer.status_code, _plain(answer.body), answer.headers)
 
     with tables.atomic():
-        return once(identity, estimated_now(), LIMITS, plain_act)
+        return idempotent_requests.once(identity, estimated_now(), LIMITS, plain_act)
 
 
 def _plain(body: Any) -> Any:
@@ -625,7 +789,7 @@ def idempotency_key(request: Request) -> str | None:
     text = header.strip()
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    if len(header) > KEY_SENT_MAX or not _KEY.fullmatch(text):
+    if len(header) > openapi.KEY_SENT_MAX or not _KEY.fullmatch(text):
         raise problems.invalid_header(
             "Idempotency-Key", "give 1 to 200 printable ASCII characters."
         )
@@ -638,18 +802,186 @@ def operation_of(request: Request) -> str:
     return text if len(text) <= _LONGEST_OPERATION else hashlib.sha256(text.encode()).hexdigest()
 
 
-class ReadMixin:
+class ReadMixin(ApiViewSet):
     """Lists the objects of a viewset, and reads one."""
 
     @endpoint(is_list=True)
-    def list(self: Any, request: Request) -> Response:
+    def list(self, request: Request) -> Response:
         """Return the objects."""
-        response: Response = self.page(self.rows())
-        return response
+        return self.page(self.rows())
 
     @endpoint()
-    def retrieve(self: Any, request: Request, **ids: Any) -> Response:
+    def retrieve(self, request: Request, **ids: Any) -> Response:
         """Return the object."""
         row = self.find()
-        response: Response = self.tagged(row, self.show(row, self.caller))
-        return response
+        return self.tagged(row, self.show(row, self.caller))
+
+
+# Operations on one object: ``POST <object>/<operation>`` performs an operation of the registry.
+
+
+# Characters of the columns with reasons.
+REASON_MAX = 500
+_FIELDS: Mapping[ArgumentType, Any] = {
+    ArgumentType.TEXT: fields.Key,
+    ArgumentType.REQUEST_ID: fields.Key,
+    ArgumentType.INSTANT: fields.Instant,
+    ArgumentType.INTEGER: fields.Integer,
+    ArgumentType.SECONDS: fields.Seconds,
+    ArgumentType.FLAG: fields.Flag,
+    ArgumentType.JSON_LIST: fields.JsonList,
+    ArgumentType.JSON_OBJECT: fields.JsonObject,
+    ArgumentType.TASK_ID: fields.Id,
+}
+
+
+def reason_field(*, required: bool = False) -> fields.Text:
+    """Return the field ``reason`` of a body."""
+    return fields.Text(
+        required=required,
+        allow_blank=not required,
+        max_length=REASON_MAX,
+        help_text=str(operations.REASON_HELP),
+    )
+
+
+def body_of(name: str, operation: Operation, more: Mapping[str, Any] | None = None) -> type[Body]:
+    """Return the serializer of a body with ``reason``, the fields of the operation, and ``more``
+    fields.
+    """
+    members: dict[str, Any] = {
+        "reason": reason_field(required=operation.reason == operations.Reason.REQUIRED)
+    }
+    if operation.modes:
+        names = [str(mode.name) for mode in operation.modes]
+        members["mode"] = fields.OneOf(choices=names, default=names[0])
+    for argument in operation.fields:
+        options: dict[str, Any] = {
+            "required": argument.required and argument.default is None,
+            "help_text": str(argument.help or argument.label),
+        }
+        if argument.choices:
+            members[argument.name] = fields.OneOf(choices=dict(argument.choices), **options)
+            continue
+        if argument.minimum is not None:
+            options["min_value"] = argument.minimum
+        members[argument.name] = _FIELDS[argument.kind](**options)
+    return type(name, (Body,), {**members, **(more or {}), "__doc__": str(operation.help)})
+
+
+def perform(
+    operation: Operation, subject: Any, caller: authentication.Caller, data: Mapping[str, Any]
+) -> operations.OperationResult:
+    """Perform the operation with the validated fields of a body; raises DurableTasksError, or
+    Problem if a staff user lacks its permission.
+
+    A field that the request leaves out gets the default of the registry.
+    """
+    caller.require_permission(operation.permission)
+    values = {
+        argument.name: data.get(
+            argument.name, False if argument.kind == ArgumentType.FLAG else argument.default
+        )
+        for argument in operation.fields
+    }
+    if operation.modes:
+        values["mode"] = data.get("mode", operation.modes[0].name)
+    return operation.perform(subject, by=caller.name, reason=data.get("reason", ""), **values)
+
+
+def refused(row: Any, message: str = "") -> problems.Problem:
+    """Return the problem of an operation that the status of an object does not allow."""
+    status = getattr(row, "status", "")
+    detail = f"Its status is {status}, which does not allow this operation." if status else message
+    return problems.Problem(
+        problems.CONFLICT,
+        detail or "The state of the object does not allow this operation.",
+        more={"object_status": status} if status else {},
+    )
+
+
+class OperationsMixin(ApiViewSet):
+    """Has a route for each operation of the registry on ``targets``, but those that other methods
+    perform (``performed``).
+
+    ``operates`` is the scope that they need, unless ``scopes`` has another one; ``paths`` has the
+    last part of an address that is not the name of the operation. ``alternatives``: the operations
+    that ``chosen`` selects instead of one, by the object and the body. ``more`` fields of bodies
+    are read by ``prepared``. An operation that changes nothing is refused unless
+    ``may_change_nothing`` is set. ``operation_answer`` has the fields of ``result``.
+    """
+
+    targets: ClassVar[tuple[operations.Target, ...]] = ()
+    performed: ClassVar[tuple[Operation, ...]] = ()
+    operates: ClassVar[ApiScope] = ApiScope.OPERATE
+    scopes: ClassVar[Mapping[str, ApiScope]] = {}
+    paths: ClassVar[Mapping[str, str]] = {}
+    alternatives: ClassVar[Mapping[Operation, tuple[Operation, ...]]] = {}
+    more: ClassVar[Mapping[Operation, Mapping[str, Any]]] = {}
+    may_change_nothing: ClassVar[bool] = False
+    operation_answer: ClassVar[Any] = None
+
+    def chosen(self, operation: Operation, row: Any, data: Mapping[str, Any]) -> Operation:
+        """Return the operation that is performed on this object."""
+        return operation
+
+    def prepared(self, operation: Operation, row: Any, data: dict[str, Any]) -> Mapping[str, Any]:
+        """Check and complete the fields of a body; raises Problem."""
+        return data
+
+    def subject(self, operation: Operation, row: Any) -> Any:
+        """Return what the operation is applied to."""
+        return self.rows().filter(pk=row.pk) if operation.target.is_queryset else row
+
+    def result(self, done: operations.OperationResult) -> dict[str, Any]:
+        """Return further fields of the answer."""
+        return {}
+
+    def operate(self, operation: Operation) -> Response:
+        """Perform the operation and return the object."""
+        data = self.valid()
+
+        def act() -> StoredAnswer:
+            # Not locked here: the engine locks rows in an order that prevents deadlocks.
+            row = self.find()
+            chosen = self.chosen(operation, row, data)
+            prepared = self.prepared(operation, row, data)
+            done = perform(chosen, self.subject(chosen, row), self.caller, prepared)
+            if not done.changed and not self.may_change_nothing:
+                raise refused(row, str(done.message))
+            if chosen.opens_tasks:
+                quotas.charge_open_tasks(self.caller.tenant, done.changed)
+            changed = self.find()
+            shown = self.show(changed, self.caller.without_secrets()) | self.result(done)
+            return StoredAnswer(200, shown, {"ETag": self.tag_of(changed, shown)})
+
+        return self.write(act, self.before)
+
+
+def add_operations(viewset: type[OperationsMixin]) -> None:
+    """Add the routes of the operations on the objects of a viewset."""
+    for operation in operations.OPERATIONS.values():
+        offered = operation.target in viewset.targets and not operation.not_in_api
+        if offered and operation not in viewset.performed:
+            name = f"operation_{operation.name}"
+            setattr(viewset, name, _action(viewset, operation, name))
+
+
+def _action(viewset: type[OperationsMixin], operation: Operation, name: str) -> Any:
+    path = viewset.paths.get(operation.name, operation.name.replace("_", "-"))
+    words = "".join(word.title() for word in path.split("-"))
+
+    def post(self: OperationsMixin, request: Request, **ids: Any) -> Response:
+        return self.operate(operation)
+
+    post.__name__, post.__doc__ = name, str(operation.help)
+    return endpoint(
+        path,
+        method="post",
+        id=f"{words[0].lower()}{words[1:]}{viewset.singular}",
+        summary=str(operation.title),
+        scope=viewset.scopes.get(operation.name, viewset.operates),
+        operations=(operation, *viewset.alternatives.get(operation, ())),
+        body=body_of(f"{viewset.singular}{words}Body", operation, viewset.more.get(operation)),
+        answer=viewset.operation_answer,
+    )(post)

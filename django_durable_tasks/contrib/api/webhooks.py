@@ -6,22 +6,14 @@ against.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    NotRequired,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any
 
 from django_durable_tasks.choices import FLAGS, EventType
-from django_durable_tasks.contrib.notifications.events import DATA_OF, EventMessage, Format
+from django_durable_tasks.contrib.notifications.messages import DATA_OF, EventMessage, Format
 from django_durable_tasks.targets.answers import BACKOFF
 from django_durable_tasks.targets.http_request import OPTIONAL_HEADERS, SENT_HEADERS
 
@@ -55,7 +47,7 @@ def add_webhooks(
 
     The parameters are those of a postprocessing hook of drf-spectacular.
     """
-    schemas = {_data_name(kind): schema_of(data) for kind, data in DATA_OF.items()}
+    schemas = {data.__name__: schema_of(data) for data in DATA_OF.values()}
     schemas |= {_message_name(kind): _message(kind) for kind in DATA_OF}
     components = result.setdefault("components", {})
     components["schemas"] = {**components.get("schemas", {}), **schemas}
@@ -69,22 +61,20 @@ def add_webhooks(
         "requestBody": {"content": {"application/json": {"schema": {}}}},
     }
     section = {"callback": _request(callback)}
-    section |= {str(kind): _request(_notification(kind)) for kind in DATA_OF}
+    for kind in DATA_OF:
+        flags = [f"`{flag}`" for flag, kinds in FLAGS.items() if kind in kinds]
+        selected = f" with {' or '.join(flags)}" if flags else ""
+        notification = {
+            "operationId": f"webhook{_message_name(kind)}",
+            "summary": f"A message of the type {kind}",
+            "description": f"Sent for notification settings of the type `HTTP_WEBHOOK`{selected}.",
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": _reference(_message_name(kind))}},
+            },
+        }
+        section[str(kind)] = _request(notification)
     return {**result, "webhooks": section}
-
-
-def _notification(kind: EventType) -> dict[str, Any]:
-    flags = [f"`{flag}`" for flag, kinds in FLAGS.items() if kind in kinds]
-    selected = f" with {' or '.join(flags)}" if flags else ""
-    return {
-        "operationId": f"webhook{_message_name(kind)}",
-        "summary": f"A message of the type {kind}",
-        "description": f"Sent for notification settings of the type `HTTP_WEBHOOK`{selected}.",
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _reference(_message_name(kind))}},
-        },
-    }
 
 
 def _request(described: dict[str, Any]) -> dict[str, Any]:
@@ -114,10 +104,6 @@ def _message_name(kind: EventType) -> str:
     return "".join(word.title() for word in kind.split(".")) + "Message"
 
 
-def _data_name(kind: EventType) -> str:
-    return DATA_OF[kind].__name__
-
-
 def _reference(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
@@ -126,7 +112,7 @@ def _message(kind: EventType) -> dict[str, Any]:
     """Return the schema of a whole body."""
     schema = _object(EventMessage)
     members: dict[str, Any] = schema["properties"]
-    members |= {"type": {"const": str(kind)}, "data": _reference(_data_name(kind))}
+    members |= {"type": {"const": str(kind)}, "data": _reference(DATA_OF[kind].__name__)}
     return schema
 
 
@@ -135,17 +121,17 @@ def schema_of(hint: Any) -> dict[str, Any]:
     if hint is EventMessage:
         kinds = [kind for kind in DATA_OF if kind not in _NEVER_IN_DIGESTS]
         return {"oneOf": [_reference(_message_name(kind)) for kind in kinds]}
-    if is_typeddict(hint):
+    if typing.is_typeddict(hint):
         return _object(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is NotRequired:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.NotRequired:
         return schema_of(arguments[0])
-    if origin is Annotated:
+    if origin is typing.Annotated:
         return schema_of(arguments[0]) | {
             "format" if isinstance(item, Format) else "description": getattr(item, "name", item)
             for item in hint.__metadata__
         }
-    if origin in (Union, UnionType):
+    if origin in (typing.Union, UnionType):
         # A parameter that may be None need not be given; one of several types has no schema.
         kinds = [kind for kind in arguments if kind is not NoneType]
         return schema_of(kinds[0]) if len(kinds) == 1 else {}
@@ -157,10 +143,14 @@ def schema_of(hint: Any) -> dict[str, Any]:
 
 
 def _object(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {
         "type": "object",
         "description": kind.__doc__,
         "properties": {name: schema_of(hint) for name, hint in hints.items()},
-        "required": [name for name, hint in hints.items() if get_origin(hint) is not NotRequired],
+        "required": [
+            name
+            for name, hint in hints.items()
+            if typing.get_origin(hint) is not typing.NotRequired
+        ],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse
@@ -12,16 +12,14 @@ from rest_framework.response import Response
 
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import OnUpstreamFailure, TargetType
-from django_durable_tasks.contrib.api import fields, tasks
+from django_durable_tasks.contrib.api import fields, tasks, views
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.idempotent_requests import StoredAnswer
-from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import invalid_field, problem_in
 from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import target_of
-from django_durable_tasks.contrib.api.views import ReadMixin, address_of, endpoint
 from django_durable_tasks.dependencies.joins import needed_of
 from django_durable_tasks.dependencies.references import MARK
 from django_durable_tasks.did_you_mean import did_you_mean
@@ -49,10 +47,8 @@ _DEPENDENCIES_MAX = 10_000
 class StepBody(tasks.TaskOptions):
     """One task of a workflow."""
 
-    step = fields.Text(max_length=fields.KEY_LENGTH, help_text="Unique within the workflow.")
-    target_type = fields.OneOf(
-        choices=[kind.value for kind in TargetType], default=TargetType.CELERY_TASK.value
-    )
+    step = fields.Key(help_text="Unique within the workflow.")
+    target_type = fields.OneOf(choices=TargetType, default=TargetType.CELERY_TASK.value)
     target_config = fields.JsonObject(
         help_text=f'An argument {{"{MARK}": "step"}} is the result of an earlier step.'
     )
@@ -64,7 +60,7 @@ class StepBody(tasks.TaskOptions):
     )
     join = fields.AnyJson(required=False, help_text="ALL (default), ANY, or how many of them.")
     on_upstream_failure = fields.OneOf(
-        choices=[policy.value for policy in OnUpstreamFailure],
+        choices=OnUpstreamFailure,
         default=OnUpstreamFailure.SKIP.value,
     )
 
@@ -80,10 +76,9 @@ class StepBody(tasks.TaskOptions):
 class NewWorkflowBody(Body):
     """A workflow to start."""
 
-    name = fields.Text(max_length=fields.KEY_LENGTH, help_text="Of A-Z a-z 0-9 _ . : / < > -")
-    key = fields.Text(
+    name = fields.Key(help_text="Of A-Z a-z 0-9 _ . : / < > -")
+    key = fields.Key(
         required=False,
-        max_length=fields.KEY_LENGTH,
         help_text="If an open workflow has this key, the answer is that one.",
     )
     run_at = fields.Instant(
@@ -118,10 +113,12 @@ def items_of(body: Mapping[str, Any]) -> int:
     return len(known) + edges // 100
 
 
-def _check_number_of_dependencies(steps: Sequence[Mapping[str, Any]]) -> None:
-    total = 0
-    for index, step in enumerate(steps):
-        after = step.get("after", [])
+def workflow_from(data: Mapping[str, Any], caller: Caller) -> Workflow:
+    """Return the workflow of a validated body; raises Problem or DurableTasksError."""
+    flow = Workflow(data["name"], deadline=data.get("deadline"))
+    steps, total = dict[str, Step](), 0
+    for index, step_data in enumerate(data["steps"]):
+        after = step_data.get("after", [])
         total += len(after) if isinstance(after, list | dict) else 0
         if total > _DEPENDENCIES_MAX:
             raise invalid_field(
@@ -130,13 +127,6 @@ def _check_number_of_dependencies(steps: Sequence[Mapping[str, Any]]) -> None:
                 " with the same upstreams wait for one step in between, or start several workflows",
                 "too_many",
             )
-
-
-def workflow_from(data: Mapping[str, Any], caller: Caller) -> Workflow:
-    """Return the workflow of a validated body; raises Problem or DurableTasksError."""
-    flow = Workflow(data["name"], deadline=data.get("deadline"))
-    steps = dict[str, Step]()
-    _check_number_of_dependencies(data["steps"])
     for index, step_data in enumerate(data["steps"]):
         pointer = f"#/steps/{index}"
         if step_data["step"] in steps:
@@ -147,7 +137,7 @@ def workflow_from(data: Mapping[str, Any], caller: Caller) -> Workflow:
             )
             options = {name: step_data[name] for name in StepBody.Meta.options if name in step_data}
             steps[step_data["step"]] = flow.add_call(
-                _TaskWithOptions(target.registered, call_options(CallOptions(), options)),
+                _TaskWithOptions(target.task, call_options(CallOptions(), options)),
                 target.args,
                 target.kwargs,
                 join=step_data.get("join", "ALL"),
@@ -225,7 +215,7 @@ class WorkflowAnswer(Answer):
         )
 
 
-class WorkflowViewSet(OperationsMixin, ReadMixin):
+class WorkflowViewSet(views.OperationsMixin, views.ReadMixin):
     """The workflow runs of the tenant, the newest first."""
 
     singular, noun = "Workflow", "workflow"
@@ -236,7 +226,7 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
         """Return the time of the last change in microseconds."""
         return int(row.updated_at.timestamp() * 1_000_000)
 
-    @endpoint(scope=ApiScope.CREATE, body=NewWorkflowBody)
+    @views.endpoint(scope=ApiScope.CREATE, body=NewWorkflowBody)
     def create(self, request: Request) -> Response:
         """Start a workflow, or return the open one with the same key."""
         self.charge_items(items_of(self.body()))
@@ -266,7 +256,7 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
                 entry.detail(name=run.name, key=key, total=run.total)
         if not before:
             charge_open_tasks(tenant, run.total)
-        location = address_of("workflow-detail", workflow_id=run.pk)
+        location = views.address_of("workflow-detail", workflow_id=run.pk)
         return self.changed(run, 200 if before else 201, Location=location)
 
     def result(self, done: OperationResult) -> dict[str, Any]:
@@ -275,12 +265,12 @@ class WorkflowViewSet(OperationsMixin, ReadMixin):
         changed, stopping = len(report.changes), len(report.stop_requested)
         return {"changed_tasks": changed, "stop_requested": stopping}
 
-    @endpoint("graph", reads=("workflowrun", "task"), answer=tasks.GraphAnswer)
+    @views.endpoint("graph", reads=("workflowrun", "task"), answer=tasks.GraphAnswer)
     def graph(self, request: Request, workflow_id: uuid.UUID) -> Response:
         """Return the tasks and dependencies of a workflow run as JSON."""
         return Response(tasks.graph_json(diagrams.of_run(self.find())))
 
-    @endpoint(
+    @views.endpoint(
         "graph.svg",
         reads=("workflowrun", "task"),
         media_types=tasks.IMAGES,

@@ -18,16 +18,15 @@ class BeatConfig(optional_apps.OptionalAppConfig):
     def ready(self) -> None:
         """Register subcommands with their operation, and the job that deletes recorded fires."""
         from django_durable_tasks.command.subcommand import register_command
-        from django_durable_tasks.contrib.beat import shadow_fires
-        from django_durable_tasks.contrib.beat.commands import import_beat, shadow
+        from django_durable_tasks.contrib.beat import commands, compare
         from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, Job, register_job
 
-        register_command(import_beat, shadow)
+        register_command(commands.import_beat, commands.shadow)
         register_job(
             "prune_shadow_fires",
             lambda: Job(
                 "prune_shadow_fires",
-                shadow_fires.prune,
+                compare.prune,
                 every=10.0,
                 pause_factor=PAUSE_FACTOR,
                 dispatches=False,

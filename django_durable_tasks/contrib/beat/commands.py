@@ -13,25 +13,10 @@ from typing import Any
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.routing import queue_at
+from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.command.schedules import load_declarations
-from django_durable_tasks.command.subcommand import (
-    OK,
-    REFUSED,
-    UNHEALTHY,
-    Options,
-    Output,
-    argument,
-    cell,
-    count,
-    hidden,
-    moment,
-    perform,
-    refuse,
-    subcommand,
-    table,
-)
-from django_durable_tasks.contrib.beat import compare, entries, shadow_fires, tables
-from django_durable_tasks.contrib.beat.shadow_fires import Shadow
+from django_durable_tasks.contrib.beat import compare, periodic_tasks
+from django_durable_tasks.contrib.beat.compare import Shadow
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.schedules.options import columns
@@ -59,7 +44,7 @@ class BeatImportRow:
     differences: tuple[str, ...] = ()
 
 
-_database = argument(
+_database = cli.argument(
     "--database",
     metavar="ALIAS",
     default="default",
@@ -67,44 +52,44 @@ _database = argument(
 )
 
 
-@subcommand(
-    argument(
+@cli.subcommand(
+    cli.argument(
         "--only",
         action="append",
         metavar="NAME",
         help="only this periodic task; may be given often",
     ),
-    argument(
+    cli.argument(
         "--carry",
         action="store_true",
         help="also rows whose task is no durable task: send its message",
     ),
-    argument(
+    cli.argument(
         "--paused",
         action="store_true",
         help="new rows begin paused, to be compared with beat first",
     ),
-    argument(
+    cli.argument(
         "--disable-in-beat",
         action="store_true",
         help="switch off in beat what fires here from now on",
     ),
-    argument(
+    cli.argument(
         "--settings",
         dest="of_settings",
         action="store_true",
         help="read CELERY_BEAT_SCHEDULE and add_periodic_task() instead of beat's tables",
     ),
-    argument(
+    cli.argument(
         "--print",
         dest="as_settings",
         action="store_true",
         help="with --settings: print DURABLE_TASKS['SCHEDULES'] and import nothing",
     ),
     _database,
-    operations=(tables.take_over,),
+    operations=(periodic_tasks.take_over,),
 )
-def import_beat(options: Options, out: Output) -> int:
+def import_beat(options: cli.Options, out: cli.Output) -> int:
     """Compare the fire times of each row of django-celery-beat, or of each entry of
     CELERY_BEAT_SCHEDULE, with those of its import, and import it.
 
@@ -120,17 +105,35 @@ def import_beat(options: Options, out: Output) -> int:
     now, names = database_now(), options["only"] or []
     of_settings = options["of_settings"]
     if options["as_settings"] and not of_settings:
-        refuse("--print needs --settings.")
+        cli.refuse("--print needs --settings.")
     if of_settings and options["disable_in_beat"]:
-        refuse("--disable-in-beat cannot change settings: remove these entries from them instead.")
-    beat_rows: Sequence[tables.BeatRow | entries.Unreadable]
-    beat_rows = entries.entries(names) if of_settings else tables.rows(options["database"], names)
+        cli.refuse(
+            "--disable-in-beat cannot change settings: remove these entries from them instead."
+        )
+    beat_rows: Sequence[periodic_tasks.BeatRow | periodic_tasks.Unreadable]
+    beat_rows = (
+        periodic_tasks.entries(names)
+        if of_settings
+        else periodic_tasks.rows(options["database"], names)
+    )
     missing = sorted(set(names) - {row.name for row in beat_rows})
     if missing:
-        refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
+        cli.refuse(f"beat has no periodic task {', '.join(map(repr, missing))}.")
     rows = [_judged(row, now, options) for row in beat_rows]
     if options["as_settings"]:
-        return _print_settings(rows, out)
+        declared = [
+            (row.name, PLAIN_CELERY_TASK if row.carried else row.task, row.options)
+            for row in rows
+            if row.act == IMPORT
+        ]
+        shown = {name: {"task": task, **cli.hidden(keywords)} for name, task, keywords in declared}
+        out.emit(shown, periodic_tasks.as_settings(declared))
+        for row in rows:
+            if row.act != IMPORT:
+                out.note(f"{row.name}: {row.act}: {row.reason}")
+            for difference in row.differences:
+                out.note(f"{row.name}: {difference}")
+        return cli.REFUSED if any(row.act == REFUSE for row in rows) else cli.OK
     if not options["dry_run"]:
         for row in rows:
             if row.act == IMPORT:
@@ -141,12 +144,14 @@ def import_beat(options: Options, out: Output) -> int:
                     "disable_in": options["database"] if options["disable_in_beat"] else None,
                 }
                 try:
-                    schedule = perform(tables.take_over, row.name, options, **values).value
+                    schedule = cli.perform(
+                        periodic_tasks.take_over, row.name, options, **values
+                    ).value
                 except DurableTasksError as refused:
                     row.act, row.reason = REFUSE, str(refused)
                 else:
                     row.begins = schedule.status_reason or str(schedule.status)
-    data = [{**dataclasses.asdict(row), "options": hidden(row.options)} for row in rows]
+    data = [{**dataclasses.asdict(row), "options": cli.hidden(row.options)} for row in rows]
     listed, lines = [], []
     for row in rows:
         beat = "unknown" if row.beat is None else next(iter(row.beat), None)
@@ -157,11 +162,11 @@ def import_beat(options: Options, out: Output) -> int:
         if row.reason:
             lines.append(f"  {row.act}: {row.reason}")
         if row.differences:
-            theirs = "unknown" if row.beat is None else ", ".join(map(cell, row.beat))
+            theirs = "unknown" if row.beat is None else ", ".join(map(cli.cell, row.beat))
             lines += [f"  {difference}" for difference in row.differences]
-            lines.append(f"  next here:    {', '.join(map(cell, row.here))}")
+            lines.append(f"  next here:    {', '.join(map(cli.cell, row.here))}")
             lines.append(f"  next in beat: {theirs}")
-    text = table(_IMPORT_COLUMNS, listed, "beat has no periodic tasks")
+    text = cli.table(_IMPORT_COLUMNS, listed, "beat has no periodic tasks")
     out.emit(data, "\n".join([text, *lines]))
     not_durable = sorted(
         {row.task for row in rows if row.carried and row.act in (IMPORT, LISTED)}
@@ -184,31 +189,15 @@ def import_beat(options: Options, out: Output) -> int:
         )
     if options["dry_run"]:
         out.note("Nothing was imported (--dry-run).")
-    return REFUSED if any(row.act == REFUSE for row in rows) else OK
-
-
-def _print_settings(rows: Sequence[BeatImportRow], out: Output) -> int:
-    """Print the declarations of the entries that can be imported, and the reasons of the others."""
-    imported = [row for row in rows if row.act == IMPORT]
-    declared = [
-        (row.name, PLAIN_CELERY_TASK if row.carried else row.task, row.options) for row in imported
-    ]
-    data = {name: {"task": task, **hidden(keywords)} for name, task, keywords in declared}
-    out.emit(data, entries.as_settings(declared))
-    for row in rows:
-        if row.act != IMPORT:
-            out.note(f"{row.name}: {row.act}: {row.reason}")
-        for difference in row.differences:
-            out.note(f"{row.name}: {difference}")
-    return REFUSED if any(row.act == REFUSE for row in rows) else OK
+    return cli.REFUSED if any(row.act == REFUSE for row in rows) else cli.OK
 
 
 def _judged(
-    entry: tables.BeatRow | entries.Unreadable, now: datetime, options: Options
+    entry: periodic_tasks.BeatRow | periodic_tasks.Unreadable, now: datetime, options: cli.Options
 ) -> BeatImportRow:
-    if isinstance(entry, entries.Unreadable):
+    if isinstance(entry, periodic_tasks.Unreadable):
         return BeatImportRow(entry.name, entry.task, REFUSE, entry.reason)
-    durable, before = registry.find(entry.task) is not None, tables.known(entry.name)
+    durable, before = registry.find(entry.task) is not None, periodic_tasks.known(entry.name)
     row = entry if options["of_settings"] else compare.seen_by_beat(entry)
     if durable and (row.exchange is not None or row.routing_key):
         # The queue to which its exchange and routing key lead, if there is one.
@@ -217,31 +206,31 @@ def _judged(
             row = dataclasses.replace(row, queue=queue, exchange=None, routing_key=None)
     result = BeatImportRow(row.name, row.task, IMPORT, carried=not durable)
     try:
-        tables.refuse_foreign(before)
+        periodic_tasks.refuse_foreign(before)
         fields = None if row.crontab is None else compare.fields_of(row.crontab)
         on_redis = inspect.is_redis(inspect.read().transport)
-        become = tables.imported(row, tables.ImportContext(now, fields, durable, on_redis))
-        interval = become.options.get("interval") if options["of_settings"] else None
+        keywords, remarks = periodic_tasks.imported(
+            row, now, fields, durable=durable, on_redis=on_redis
+        )
+        interval = keywords.get("interval") if options["of_settings"] else None
         if before is not None and interval is not None and interval == before.interval_seconds:
             # Settings have no last run: another import must not begin to count again.
-            become.options["start_time"] = before.start_time
-        values = {"start_time": now, **columns(row.name, become.options)}
+            keywords["start_time"] = before.start_time
+        values = {"start_time": now, **columns(row.name, keywords)}
         agenda = agenda_from(RecurringTask(name=row.name, **values), None)
         comparison = compare.compared(row, agenda, now)
     except DurableTasksError as refused:
-        result.act, result.reason = (
-            OVER if isinstance(refused, tables.BeatRowOver) else REFUSE,
-            str(refused),
-        )
+        result.act = OVER if isinstance(refused, periodic_tasks.BeatRowOver) else REFUSE
+        result.reason = str(refused)
         return result
-    result.options, result.here, result.beat = become.options, comparison.here, comparison.beat
-    result.differences = (*become.remarks, *comparison.differences)
+    result.options, result.here, result.beat = keywords, comparison.here, comparison.beat
+    result.differences = (*remarks, *comparison.differences)
     if not row.enabled:
-        result.begins = tables.DISABLED
+        result.begins = periodic_tasks.DISABLED
     elif not durable and row.task not in conf.settings().PLAIN_CELERY_TASKS:
-        result.begins = tables.NOT_ALLOWED
+        result.begins = periodic_tasks.NOT_ALLOWED
     else:
-        result.begins = tables.IN_SHADOW if options["paused"] else "ACTIVE"
+        result.begins = periodic_tasks.IN_SHADOW if options["paused"] else "ACTIVE"
     if before is not None and not row.enabled:
         result.act, result.begins = OURS, str(before.status)
         result.reason = "it was imported and is switched off in beat"
@@ -259,33 +248,41 @@ _SHADOW_COLUMNS = ("name", "matched", "only_here", "only_beat", "lag_median", "l
 _LISTED = 5
 
 
-@subcommand(
-    argument(
-        "--from", type=moment, metavar="INSTANT", help="ISO 8601 (default: the first recorded fire)"
+@cli.subcommand(
+    cli.argument(
+        "--from",
+        type=cli.moment,
+        metavar="INSTANT",
+        help="ISO 8601 (default: the first recorded fire)",
     ),
-    argument(
-        "--to", type=moment, metavar="INSTANT", help="ISO 8601 (default: now, less the tolerance)"
+    cli.argument(
+        "--to",
+        type=cli.moment,
+        metavar="INSTANT",
+        help="ISO 8601 (default: now, less the tolerance)",
     ),
-    argument(
+    cli.argument(
         "--name", action="append", metavar="NAME", help="only this schedule; may be given often"
     ),
-    argument(
+    cli.argument(
         "--tolerance",
-        type=count,
+        type=cli.count,
         default=30,
         metavar="SECONDS",
         help="how far apart two fires are one",
     ),
-    argument("--all", action="store_true", help="show schedules that do not differ, too"),
-    argument(
+    cli.argument("--all", action="store_true", help="show schedules that do not differ, too"),
+    cli.argument(
         "--watch",
         action="store_true",
         help="keep running and print each difference when it is found",
     ),
-    argument("--every", type=count, default=60, metavar="SECONDS", help="how often --watch looks"),
+    cli.argument(
+        "--every", type=cli.count, default=60, metavar="SECONDS", help="how often --watch looks"
+    ),
     _database,
 )
-def shadow(options: Options, out: Output) -> int:
+def shadow(options: cli.Options, out: cli.Output) -> int:
     """Compare what beat fired with what would have fired here, paused schedules included.
 
     Examples:
@@ -298,14 +295,14 @@ def shadow(options: Options, out: Output) -> int:
     end = options["to"] or database_now() - tolerance
     if options["watch"]:
         return _watch(options, out, end, tolerance)
-    start = options["from"] or shadow_fires.recorded_since()
+    start = options["from"] or compare.recorded_since()
     if start is None:
-        refuse(
+        cli.refuse(
             "No fires of Celery beat were recorded: call listener.listen() in the settings of"
             " the process that runs it."
         )
     if start > end:
-        refuse(
+        cli.refuse(
             f"--from {start.isoformat()} is after the end, {end.isoformat()} (now less the"
             " tolerance)."
         )
@@ -324,24 +321,24 @@ def shadow(options: Options, out: Output) -> int:
     differing = [shadow for shadow in shown if shadow.differs]
     lines = [f"{len(shadows)} schedules compared, {len(differing)} differ"]
     if rows:
-        lines.append(table(_SHADOW_COLUMNS, rows))
+        lines.append(cli.table(_SHADOW_COLUMNS, rows))
     out.emit(data, "\n".join([*lines, *map(_line, differing)]))
-    return UNHEALTHY if differing else OK
+    return cli.UNHEALTHY if differing else cli.OK
 
 
 def _compared_fires(
-    options: Options, start: datetime, end: datetime, tolerance: timedelta
+    options: cli.Options, start: datetime, end: datetime, tolerance: timedelta
 ) -> list[Shadow]:
     """Return the comparison with the names that are enabled in django-celery-beat, if its tables
     exist.
     """
     live: list[str] | None = None
-    with suppress(tables.NoBeatTables):
-        live = [row.name for row in tables.rows(options["database"]) if row.enabled]
-    return shadow_fires.compare(start, end, tolerance, names=options["name"] or (), live=live)
+    with suppress(periodic_tasks.NoBeatTables):
+        live = [row.name for row in periodic_tasks.rows(options["database"]) if row.enabled]
+    return compare.shadows(start, end, tolerance, names=options["name"] or (), live=live)
 
 
-def _watch(options: Options, out: Output, start: datetime, tolerance: timedelta) -> int:
+def _watch(options: cli.Options, out: cli.Output, start: datetime, tolerance: timedelta) -> int:
     out.note(f"Comparing every {options['every']} s; stop it with Ctrl-C.")
     differed = False
     try:
@@ -356,7 +353,7 @@ def _watch(options: Options, out: Output, start: datetime, tolerance: timedelta)
                     out.emit(_data_of_shadow(comparison), _line(comparison))
             start = end
     except KeyboardInterrupt:
-        return UNHEALTHY if differed else OK
+        return cli.UNHEALTHY if differed else cli.OK
 
 
 def _wait(seconds: float) -> None:
@@ -380,4 +377,4 @@ def _line(comparison: Shadow) -> str:
 
 def _some(times: Sequence[datetime]) -> str:
     more = f" and {len(times) - _LISTED} more" if len(times) > _LISTED else ""
-    return ", ".join(map(cell, times[:_LISTED])) + more
+    return ", ".join(map(cli.cell, times[:_LISTED])) + more

@@ -1,14 +1,14 @@
-"""Computes when django-celery-beat would fire a row, with Celery's own schedules, and the
-differences from this package.
-
-Nothing is fired here: a simulated clock is passed to ``remaining_estimate``, as beat does with the
-real clock.
+"""Compares beat with this package: when django-celery-beat would fire a row, by Celery's own
+schedules, and when it has fired.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import logging
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
@@ -16,15 +16,26 @@ from typing import Any
 
 from celery import current_app, schedules
 from celery.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError
 
 from django_durable_tasks import conf
-from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab, utc_text
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.beat.models import ShadowFire
+from django_durable_tasks.contrib.beat.periodic_tasks import BeatRow, Crontab, utc_text
+from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.host_clock import host_now
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
+from django_durable_tasks.schedules import celery_schedules
 from django_durable_tasks.schedules.agenda import Agenda
-from django_durable_tasks.schedules.celery_schedules import Fields
-from django_durable_tasks.schedules.celery_schedules import fields_of as fields_of_celerys
+from django_durable_tasks.schedules.options import BEAT
+from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.schedules.timetables.types import walk
-from django_durable_tasks.schedules.timetables.zones import ClockChange, clock_changes, zone
+from django_durable_tasks.schedules.timetables.zones import clock_changes, zone
+from django_durable_tasks.store import tables
+from django_durable_tasks.store.connections import dedicated_connection
+
+# When django-celery-beat would fire a row. Nothing is fired here: a simulated clock is passed to
+# ``remaining_estimate``, as beat does with the real clock.
 
 _SHOWN = 3
 _STEADY = 20
@@ -64,7 +75,7 @@ def seen_by_beat(row: BeatRow) -> BeatRow:
     )
 
 
-def fields_of(crontab: Crontab) -> Fields | None:
+def fields_of(crontab: Crontab) -> celery_schedules.Fields | None:
     """Return the numbers that Celery parses from the five fields; None if it cannot. Raises
     InvalidSchedule for an unknown zone.
     """
@@ -73,7 +84,7 @@ def fields_of(crontab: Crontab) -> Fields | None:
         read = _crontab(crontab, _Clock(host_now()))
     except (ValueError, TypeError, schedules.ParseException):
         return None
-    return fields_of_celerys(read)
+    return celery_schedules.fields_of(read)
 
 
 def _crontab(crontab: Crontab, clock: _Clock) -> Any:
@@ -90,16 +101,6 @@ def _crontab(crontab: Crontab, clock: _Clock) -> Any:
     return schedule
 
 
-def _schedule(row: BeatRow, clock: _Clock) -> Any:
-    if row.crontab is not None:
-        return _crontab(row.crontab, clock)
-    if row.interval is not None:
-        number, unit = row.interval
-        return schedules.schedule(timedelta(**{unit: number}), nowfun=clock)
-    event, latitude, longitude = row.solar or ("", 0.0, 0.0)
-    return schedules.solar(event, latitude, longitude, nowfun=clock)
-
-
 def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator[datetime]:
     """Yield the instants (UTC) at which beat fires from ``now`` on, without delays.
 
@@ -110,8 +111,22 @@ def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator
         yield max(row.clocked, now)
         return
     clock = _Clock(now)
-    schedule = _schedule(row, clock)
-    at, before = max(now, _gate(row, schedule, now)), last or _last_run(row, now)
+    schedule: Any
+    if row.crontab is not None:
+        schedule = _crontab(row.crontab, clock)
+    elif row.interval is not None:
+        number, unit = row.interval
+        schedule = schedules.schedule(timedelta(**{unit: number}), nowfun=clock)
+    else:
+        event, latitude, longitude = row.solar or ("", 0.0, 0.0)
+        schedule = schedules.solar(event, latitude, longitude, nowfun=clock)
+    at, before = now, last or _last_run(row, now)
+    if row.start_time is not None and row.start_time > now:
+        # A crontab does not run before the first fire after its start_time.
+        at = row.start_time
+        if row.crontab is not None:
+            start, ends_in, _ = schedule.remaining_delta(at.astimezone(schedule.tz))
+            at = (start + ends_in).astimezone(UTC)
     while row.expires is None or at < row.expires:
         clock.at = at
         remaining = schedule.remaining_estimate(before.astimezone(schedule.tz))
@@ -122,19 +137,6 @@ def fires(row: BeatRow, now: datetime, last: datetime | None = None) -> Iterator
         if row.one_off:
             return
         before = at
-
-
-def _gate(row: BeatRow, schedule: Any, now: datetime) -> datetime:
-    """Return the instant before which beat does not run the row: its start_time, or for a crontab
-    the first fire after it.
-    """
-    if row.start_time is None or row.start_time <= now:
-        return now
-    if row.crontab is None:
-        return row.start_time
-    start, ends_in, _ = schedule.remaining_delta(row.start_time.astimezone(schedule.tz))
-    first: datetime = start + ends_in
-    return first.astimezone(UTC)
 
 
 def _last_run(row: BeatRow, now: datetime) -> datetime:
@@ -174,7 +176,17 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
         for change in changes:
             theirs, ours = _both(row, agenda, change.at - _AROUND, change.at + _AROUND)
             if theirs != ours:
-                differences.append(_around(name, change, theirs, ours))
+                way = "forward" if change.shift > timedelta(0) else "back"
+                alone = {"beat": set(theirs) - set(ours), "here it": set(ours) - set(theirs)}
+                fired = [
+                    f"{side} alone fires at {_some(sorted(times))}"
+                    for side, times in alone.items()
+                    if times
+                ]
+                differences.append(
+                    f"DST: when the clock of {name} goes {way}, {utc_text(change.at)},"
+                    f" {'; '.join(fired)}"
+                )
     return Comparison(here, beat, tuple(differences))
 
 
@@ -217,21 +229,147 @@ def _times(
         yield f"TIMES: {len(beat)} fires of beat are {len(here)} here"
 
 
-def _around(
-    name: str, change: ClockChange, beat: Sequence[datetime], here: Sequence[datetime]
-) -> str:
-    way = "forward" if change.shift > timedelta(0) else "back"
-    theirs, ours = sorted(set(beat) - set(here)), sorted(set(here) - set(beat))
-    gap_rules = [
-        f"{who} alone fires at {_some(times)}"
-        for who, times in (("beat", theirs), ("here it", ours))
-        if times
-    ]
-    return (
-        f"DST: when the clock of {name} goes {way}, {utc_text(change.at)}, {'; '.join(gap_rules)}"
-    )
-
-
 def _some(times: Sequence[datetime]) -> str:
     more = f" and {len(times) - _SHOWN} times more" if len(times) > _SHOWN else ""
     return ", ".join(map(utc_text, times[:_SHOWN])) + more
+
+
+# A fire of beat belongs to the last fire time before it: beat sends one message for all fire times
+# that it missed. A message that is early by less than the difference of two clocks belongs to the
+# next fire time.
+
+
+EARLY = timedelta(seconds=1)
+
+
+def matched(
+    here: Sequence[datetime], beat: Sequence[datetime], tolerance: timedelta
+) -> tuple[dict[datetime, float], list[datetime], list[datetime]]:
+    """Pair fire times with fires of beat one to one; ``tolerance`` is the longest lag. Return the
+    pairs as fire times with their lags (seconds that beat was late), and what has no pair: the fire
+    times here, and the fires of beat.
+    """
+    lags: dict[datetime, float] = {}
+    only_beat = []
+    for fire in beat:
+        last = bisect_right(here, fire + EARLY) - 1
+        if last < 0 or here[last] in lags or fire - here[last] > tolerance:
+            only_beat.append(fire)
+        else:
+            lags[here[last]] = (fire - here[last]).total_seconds()
+    return lags, [at for at in here if at not in lags], only_beat
+
+
+# The recorded fires of beat, and those that this package would have created meanwhile, including
+# paused rows. The latter are computed from the row when the comparison runs, and not stored.
+
+
+logger = logging.getLogger("django_durable_tasks.shadow")
+MOST = 10_000
+"""More fires of one schedule than this are not compared; use a shorter range."""
+# A week: a comparison with beat contains each weekday, and its fires are of no use afterwards.
+RETENTION = timedelta(days=7)
+# Rows that a run of the job deletes, in a few milliseconds.
+PRUNED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """One schedule in a range: pairs, fires of one side only, and the lag of beat (seconds)."""
+
+    name: str
+    matched: int
+    only_here: list[datetime]
+    only_beat: list[datetime]
+    lag_median: float | None
+    lag_most: float | None
+    remark: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two sides differ."""
+        return bool(self.only_here or self.only_beat or self.remark)
+
+
+def record_fire(name: str, task: str, celery_id: str) -> None:
+    """Record a message of beat. An error is logged and never stops beat."""
+    try:
+        with dedicated_connection():
+            record = ShadowFire(name=name[:200], task=task[:200], celery_id=celery_id[:200])
+            ShadowFire.objects.using(tables.database()).bulk_create([record])
+    except (DatabaseError, InterfaceError):
+        logger.exception("A fire time of beat was not recorded: %s", name)
+
+
+def prune(now: datetime, monitor: HeartbeatMonitor) -> int:
+    """Job: delete one batch of fires after their retention; return how many were deleted."""
+    with dedicated_connection():
+        rows = ShadowFire.objects.using(tables.database())
+        expired = rows.filter(recorded_at__lt=now - RETENTION).order_by("recorded_at")
+        deleted = list(expired.values_list("pk", flat=True)[:PRUNED])
+        if deleted:
+            rows.filter(pk__in=deleted).delete()
+    return len(deleted)
+
+
+def recorded_since() -> datetime | None:
+    """Return the time of the oldest stored fire."""
+    rows = ShadowFire.objects.using(tables.database()).order_by("recorded_at")
+    oldest: datetime | None = rows.values_list("recorded_at", flat=True).first()
+    return oldest
+
+
+def shadows(
+    start: datetime,
+    end: datetime,
+    tolerance: timedelta,
+    *,
+    names: Iterable[str] = (),
+    live: Iterable[str] | None = None,
+) -> list[Shadow]:
+    """Return both sides of [start, end] for each schedule that beat has or has fired, in the order
+    of names.
+
+    ``live`` are the names that are enabled in beat; None if they are unknown.
+    """
+    stored = ShadowFire.objects.using(tables.database()).order_by("recorded_at")
+    recorded = stored.filter(recorded_at__range=(start - tolerance, end + tolerance))
+    fired_at: dict[str, list[datetime]] = defaultdict(list)
+    for name, at in recorded.values_list("name", "recorded_at").iterator():
+        fired_at[name].append(at)
+    selected, fired = set(names), None if live is None else set(live)
+    rows = RecurringTask.objects.using(tables.database()).for_tenant(DEFAULT_TENANT_ID)
+    by_name = {
+        row.name: row for row in rows.filter(source=BEAT) if fired is None or row.name in fired
+    }
+    by_name |= {row.name: row for row in rows.filter(name__in=fired_at)}
+    chosen = {name for name in {*fired_at, *by_name} if not selected or name in selected}
+    result = []
+    for name in sorted(chosen):
+        row, fires_of_beat = by_name.get(name), fired_at.get(name, [])
+        if row is None:
+            alone = [at for at in fires_of_beat if start <= at <= end]
+            remark = "there is no recurring task of this name: import it"
+            result.append(Shadow(name, 0, [], alone, None, None, remark))
+            continue
+        # Beat may send a fire time from before the import late.
+        begin = start if row.start_time <= start else row.start_time + tolerance
+        until, remark = end, ""
+        try:
+            runs = walk(agenda_of(row), start - tolerance - timedelta(microseconds=1), until)
+            here = [run.at for run in islice(runs, MOST + 1)]
+        except InvalidSchedule as error:
+            result.append(Shadow(name, 0, [], fires_of_beat, None, None, str(error)))
+            continue
+        if len(here) > MOST:
+            remark = f"more than {MOST:,} fires: only the first were compared, narrow the range"
+            here = here[:MOST]
+            until = here[-1]
+        lag_of, only_here, only_beat = matched(here, fires_of_beat, tolerance)
+        lags = sorted(lag for at, lag in lag_of.items() if begin <= at <= until)
+        median, most = (lags[len(lags) // 2], lags[-1]) if lags else (None, None)
+        here, beat = (
+            [at for at in side if begin <= at <= until] for side in (only_here, only_beat)
+        )
+        result.append(Shadow(name, len(lags), here, beat, median, most, remark))
+    return result

@@ -12,8 +12,7 @@ happens in them. No model is imported here, because settings are read before the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from celery import signals
 from django.utils.module_loading import import_string
 
 _UID = "django_durable_tasks.shadow"
-_RECORD = "django_durable_tasks.contrib.beat.shadow_fires.record_fire"
+_RECORD = "django_durable_tasks.contrib.beat.compare.record_fire"
 
 
 @dataclass(slots=True)
@@ -54,22 +53,18 @@ def _begin(sender: Any, **_: Any) -> None:
 
     @functools.wraps(apply_async)
     def sending(entry: Any, *args: Any, **kwargs: Any) -> Any:
-        with _sent(_Entry(str(entry.name), str(entry.task))):
-            return apply_async(entry, *args, **kwargs)
+        sent = _Entry(str(entry.name), str(entry.task))
+        token = _sending.set(sent)
+        try:
+            result = apply_async(entry, *args, **kwargs)
+            if not sent.recorded:  # beat created the row of this durable task
+                import_string(_RECORD)(sent.name, sent.task, "")
+            return result
+        finally:
+            _sending.reset(token)
 
     scheduler.apply_async = sending
     signals.before_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
-
-
-@contextmanager
-def _sent(entry: _Entry) -> Iterator[None]:
-    token = _sending.set(entry)
-    try:
-        yield
-        if not entry.recorded:  # beat created the row of this durable task
-            import_string(_RECORD)(entry.name, entry.task, "")
-    finally:
-        _sending.reset(token)
 
 
 def _on_publish(headers: Mapping[str, Any] | None = None, **_: Any) -> None:

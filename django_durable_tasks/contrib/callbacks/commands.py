@@ -5,17 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django_durable_tasks.choices import TargetType
-from django_durable_tasks.command.subcommand import (
-    OK,
-    UNHEALTHY,
-    Options,
-    Output,
-    argument,
-    refuse,
-    subcommand,
-    table,
-    tenant_named,
-)
+from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.contrib.callbacks import http
 from django_durable_tasks.contrib.callbacks.http import Deadline, LookupFailed, secrets_of_callbacks
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
@@ -30,8 +20,8 @@ from django_durable_tasks.targets.addresses import parsed_url
 _LOOKUP_TIMEOUT = 10.0
 
 
-@subcommand(argument("url", metavar="URL"))
-def check_url(options: Options, out: Output) -> int:
+@cli.subcommand(cli.argument("url", metavar="URL"))
+def check_url(options: cli.Options, out: cli.Output) -> int:
     """Check whether an HTTP callback to a URL would be sent, with the reason for each address of
     its host; exit with 1 if it would be refused.
 
@@ -54,20 +44,20 @@ def check_url(options: Options, out: Output) -> int:
             reason = "An address of the host is refused. HTTP_ALLOW can allow it."
     text = f"REFUSED: {reason}" if reason else "allowed"
     if rows:
-        text = f"{text}\n{table(('address', 'refused'), rows)}"
+        text = f"{text}\n{cli.table(('address', 'refused'), rows)}"
     return out.emit(
         {"allowed": not reason, "reason": reason, "addresses": rows},
         text,
-        UNHEALTHY if reason else OK,
+        cli.UNHEALTHY if reason else cli.OK,
     )
 
 
-@subcommand(
-    argument("url", metavar="URL"),
-    argument("--tenant", metavar="SLUG", help="the tenant of the callbacks"),
-    argument("--endpoint", metavar="NAME", help="`endpoint=` of the callbacks"),
+@cli.subcommand(
+    cli.argument("url", metavar="URL"),
+    cli.argument("--tenant", metavar="SLUG", help="the tenant of the callbacks"),
+    cli.argument("--endpoint", metavar="NAME", help="`endpoint=` of the callbacks"),
 )
-def signing_secret(options: Options, out: Output) -> int:
+def signing_secret(options: cli.Options, out: cli.Output) -> int:
     """Print the secrets with which the HTTP callbacks to an endpoint are signed, to be given to the
     receiver; the current one is the first.
 
@@ -76,31 +66,19 @@ def signing_secret(options: Options, out: Output) -> int:
         signing-secret https://hooks.example.com --tenant acme --endpoint orders
     """
     slug = options["tenant"]
-    tenant_id = tenant_named(slug).pk if slug else DEFAULT_TENANT_ID
+    tenant_id = cli.tenant_named(slug).pk if slug else DEFAULT_TENANT_ID
     url, endpoint = options["url"], options["endpoint"] or None
     # An operator may read the secrets of notification settings too, by their names.
     secrets = secrets_of_callbacks(tenant_id, url, endpoint, by="", is_setting=True).secrets
     if not secrets:
-        refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
+        cli.refuse("DURABLE_TASKS['HTTP_SIGNING_KEYS'] is empty: requests are not signed.")
     return out.emit({"secrets": secrets}, "\n".join(secrets))
 
 
 # The requests of a task in ``durable show``.
 
-_REQUEST = (
-    "attempt_number",
-    "outcome",
-    "status",
-    "failure",
-    "started_at",
-    "method",
-    "url",
-    "reason",
-    "retry_delay",
-    "total_seconds",
-    "response_body",
-)
 REQUEST_COLUMNS = ("attempt_number", "outcome", "status", "failure", "started_at", "method", "url")
+_DETAILS = ("reason", "retry_delay", "total_seconds", "response_body")
 
 
 def requests_of(task: Task) -> list[dict[str, Any]]:
@@ -108,4 +86,4 @@ def requests_of(task: Task) -> list[dict[str, Any]]:
     if task.target_type != TargetType.HTTP_CALLBACK:
         return []
     rows = DeliveryAttempt.objects.using(task._state.db).filter(task=task)
-    return list(rows.order_by("pk").values(*_REQUEST))
+    return list(rows.order_by("pk").values(*REQUEST_COLUMNS, *_DETAILS))

@@ -72,9 +72,14 @@ def postpone(task_id: uuid.UUID, epoch: int) -> bool:
     wait = EndpointHealth(open_until=open_until).waits(estimated_now())
     if wait:
         again = answers.spread_wait(wait, random.random())
-    elif _probes(endpoint_id, open_until):
-        return False
     else:
+        # Become the only prober until the longest request would have ended.
+        free = tables.unguarded(Endpoint).filter(
+            Q(probe_until__isnull=True) | Q(probe_until__lte=DatabaseNow())
+        )
+        probe_until = after(TIMEOUT_MAX + _PROBE_MARGIN)
+        if free.filter(pk=endpoint_id, open_until=open_until).update(probe_until=probe_until):
+            return False
         again = answers.wait_while_probing(random.random())
     this = tables.tasks().filter(pk=task_id)
     return bool(claims.return_to_pending(this, again, {task_id: epoch}))
@@ -92,17 +97,6 @@ def _open_endpoint(task_id: uuid.UUID) -> tuple[int, datetime] | None:
 def _open_endpoint_in_one_statement(task_id: uuid.UUID) -> tuple[int, datetime] | None:
     rows = tables.read(sql("open_endpoint"), {"id": task_id})
     return (rows[0][0], rows[0][1]) if rows else None
-
-
-def _probes(endpoint_id: int, open_until: datetime) -> bool:
-    """Become the only prober until the longest request would have ended; return whether."""
-    free = tables.unguarded(Endpoint).filter(
-        Q(probe_until__isnull=True) | Q(probe_until__lte=DatabaseNow())
-    )
-    longest = TIMEOUT_MAX + _PROBE_MARGIN
-    return bool(
-        free.filter(pk=endpoint_id, open_until=open_until).update(probe_until=after(longest))
-    )
 
 
 def end_pauses_after(tolerance: float) -> int:

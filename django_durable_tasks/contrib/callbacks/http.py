@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
@@ -45,8 +45,8 @@ from django_durable_tasks.task_values import Run
 # names whose name server does not answer do not block the requests of other tenants.
 
 
-_OVERDUE_MAX, _OVERDUE_PER_TENANT = 32, 8
-_REMEMBERED = 30.0
+OVERDUE_MAX, OVERDUE_PER_TENANT = 32, 8
+REMEMBERED = 30.0
 _REMEMBERED_MAX = 1_000
 Lookup = Callable[[str], list[str]]
 
@@ -74,22 +74,14 @@ class _Running:
 class Resolver:
     """Looks up host names; one per process.
 
-    A tenant with ``per_tenant`` overdue lookups cannot start another one. If all tenants together
-    have ``overdue_max``, a tenant that has one cannot start another one. A name whose lookup
-    exceeded the deadline of a tenant fails at once for this tenant for ``remembered`` seconds,
-    unless its lookup succeeds meanwhile.
+    A tenant with OVERDUE_PER_TENANT overdue lookups cannot start another one. If all tenants
+    together have OVERDUE_MAX, a tenant that has one cannot start another one. A name whose lookup
+    exceeded the deadline of a tenant fails at once for this tenant for REMEMBERED seconds, unless
+    its lookup succeeds meanwhile.
     """
 
-    def __init__(
-        self,
-        lookup: Lookup = _system_lookup,
-        *,
-        overdue_max: int = _OVERDUE_MAX,
-        per_tenant: int = _OVERDUE_PER_TENANT,
-        remembered: float = _REMEMBERED,
-    ) -> None:
-        self._lookup, self._remembered = lookup, remembered
-        self._overdue_max, self._per_tenant = overdue_max, per_tenant
+    def __init__(self, lookup: Lookup = _system_lookup) -> None:
+        self._lookup = lookup
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._slow: dict[tuple[int, str], float] = {}
@@ -123,7 +115,7 @@ class Resolver:
             if running is not None:
                 return running
             overdue = [lookup.tenant_id for lookup in self._running.values() if lookup.overdue]
-            allowed = self._per_tenant if len(overdue) < self._overdue_max else 1
+            allowed = OVERDUE_PER_TENANT if len(overdue) < OVERDUE_MAX else 1
             if overdue.count(tenant_id) >= allowed:
                 raise LookupFailed(f"{host} was not resolved: too many lookups are overdue.")
             running = self._running[host] = _Running(tenant_id)
@@ -148,7 +140,7 @@ class Resolver:
             if len(self._slow) >= _REMEMBERED_MAX:
                 self._slow = {key: until for key, until in self._slow.items() if until > now}
             if len(self._slow) < _REMEMBERED_MAX:
-                self._slow[tenant_id, host] = now + self._remembered
+                self._slow[tenant_id, host] = now + REMEMBERED
 
     def _finish(self, host: str, running: _Running, *, succeeded: bool = False) -> None:
         with self._lock:
@@ -439,19 +431,6 @@ def default_tls() -> ssl.SSLContext:
     return context
 
 
-def pinned(
-    url: TargetUrl, dial: ConnectionAttempt, tls: ssl.SSLContext
-) -> HTTPConnection | HTTPSConnection:
-    """Return an unconnected connection for this URL."""
-    connection: _Plain | _Encrypted = (
-        _Plain(url.host, url.port)
-        if url.scheme == "http"
-        else _Encrypted(url.host, url.port, ssl_context=tls, cert_reqs=ssl.CERT_REQUIRED)
-    )
-    connection.dial = dial
-    return connection
-
-
 # Sends one request to an outside server, with the guard: the name is resolved once, every address
 # is vetted, and the connection goes to a vetted address.
 #
@@ -502,7 +481,17 @@ class HttpClient:
         try:
             return self._exchange(request, dial)
         except _ANSWER_ERRORS as error:
-            _raise(error, dial)
+            failure = CallFailure.PROTOCOL
+            if not dial.connected:
+                failure = CallFailure.UNREACHABLE
+            elif isinstance(error, TimeoutError):
+                failure = CallFailure.TIMEOUT
+            elif not dial.ready and isinstance(error, ssl.SSLError):
+                failure = CallFailure.TLS
+            detail = type(error).__name__
+            if isinstance(error, OSError):  # the server wrote the text of an HTTP error
+                detail += f": {ascii(str(error))[:_DETAIL_MAX]}"
+            raise CallFailed(failure, detail, timings.end()) from error
         finally:
             dial.close()
 
@@ -526,7 +515,16 @@ class HttpClient:
         return {address: self._policy.why_refused(url, address) for address in addresses}
 
     def _exchange(self, request: http_request.HttpRequest, dial: ConnectionAttempt) -> Exchange:
-        connection = pinned(request.url, dial, self._tls or default_tls())
+        url = request.url
+        connection: _Plain | _Encrypted
+        if url.scheme == "http":
+            connection = _Plain(url.host, url.port)
+        else:
+            tls = self._tls or default_tls()
+            connection = _Encrypted(
+                url.host, url.port, ssl_context=tls, cert_reqs=ssl.CERT_REQUIRED
+            )
+        connection.dial = dial
         connection.connect()
         sock: Any = connection.sock
         dial.timings.skip()
@@ -566,22 +564,6 @@ class HttpClient:
         except _ANSWER_ERRORS:
             truncated = True
         return bytes(body), truncated
-
-
-def _raise(error: Exception, dial: ConnectionAttempt) -> NoReturn:
-    """Raise the failure of a request whose name was resolved and whose addresses were vetted."""
-    if not dial.connected:
-        failure = CallFailure.UNREACHABLE
-    elif not dial.ready and isinstance(error, ssl.SSLError) and not isinstance(error, TimeoutError):
-        failure = CallFailure.TLS
-    elif isinstance(error, TimeoutError):
-        failure = CallFailure.TIMEOUT
-    else:
-        failure = CallFailure.PROTOCOL
-    detail = type(error).__name__
-    if isinstance(error, OSError):  # the server wrote the text of an HTTP error
-        detail += f": {ascii(str(error))[:_DETAIL_MAX]}"
-    raise CallFailed(failure, detail, dial.timings.end()) from error
 
 
 # The client of this process, as the settings configure it, and the headers of its requests.

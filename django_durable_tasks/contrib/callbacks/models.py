@@ -8,13 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import DEFAULT_TENANT_ID
-from django_durable_tasks.models.fields import (
-    EncryptedJSONField,
-    ExactCharField,
-    InstantField,
-    PartialIndex,
-    StatementTime,
-)
+from django_durable_tasks.models import fields
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 # Endpoint: the health of a receiver of HTTP callbacks. A row exists after its first failure.
@@ -38,7 +32,7 @@ class Endpoint(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    key = ExactCharField(
+    key = fields.ExactCharField(
         _("key"),
         max_length=200,
         unique=True,
@@ -46,16 +40,18 @@ class Endpoint(GuardedModel):
     )
     failures = models.IntegerField(_("failures in a row"), db_default=0)
     openings = models.IntegerField(_("openings since the last success"), db_default=0)
-    open_until = InstantField(_("open until"), null=True, blank=True)
-    probe_until = InstantField(_("probe until"), null=True, blank=True)
-    gone_at = InstantField(
+    open_until = fields.InstantField(_("open until"), null=True, blank=True)
+    probe_until = fields.InstantField(_("probe until"), null=True, blank=True)
+    gone_at = fields.InstantField(
         _("gone at"),
         null=True,
         blank=True,
         help_text=_("When it ended deliveries, for example with 410."),
     )
-    last_failure = ExactCharField(_("last failure"), max_length=200, db_default="", blank=True)
-    updated_at = InstantField(_("updated at"), db_default=StatementTime())
+    last_failure = fields.ExactCharField(
+        _("last failure"), max_length=200, db_default="", blank=True
+    )
+    updated_at = fields.InstantField(_("updated at"), db_default=fields.StatementTime())
 
     objects = EndpointQuerySet.as_manager()
 
@@ -66,7 +62,7 @@ class Endpoint(GuardedModel):
         ordering: ClassVar = ["key"]
         indexes: ClassVar = [
             # Read once a second by each process that claims tasks.
-            PartialIndex(
+            fields.PartialIndex(
                 elsewhere=("open_until",),
                 fields=["open_until"],
                 name="durable_endpoint_open",
@@ -108,18 +104,18 @@ class DeliveryAttempt(GuardedModel):
     )
     attempt_number = models.IntegerField(_("attempt"))
     run_id = models.UUIDField(_("run id"), null=True)
-    outcome = ExactCharField(_("outcome"), max_length=6)
-    started_at = InstantField(_("started at"))
-    method = ExactCharField(_("method"), max_length=7)
+    outcome = fields.ExactCharField(_("outcome"), max_length=6)
+    started_at = fields.InstantField(_("started at"))
+    method = fields.ExactCharField(_("method"), max_length=7)
     url = models.TextField(_("URL"))
-    endpoint = ExactCharField(_("endpoint"), max_length=300)
-    request_headers = EncryptedJSONField(_("request headers"), default=list)
+    endpoint = fields.ExactCharField(_("endpoint"), max_length=300)
+    request_headers = fields.EncryptedJSONField(_("request headers"), default=list)
     request_bytes = models.IntegerField(_("size of the body"), default=0)
     status = models.SmallIntegerField(_("status"), null=True)
-    failure = ExactCharField(_("failure"), max_length=11, blank=True, default="")
-    reason = ExactCharField(_("reason"), max_length=200, blank=True, default="")
+    failure = fields.ExactCharField(_("failure"), max_length=11, blank=True, default="")
+    reason = fields.ExactCharField(_("reason"), max_length=200, blank=True, default="")
     retry_delay = models.FloatField(_("retry delay"), null=True)
-    response_headers = EncryptedJSONField(_("response headers"), default=list)
+    response_headers = fields.EncryptedJSONField(_("response headers"), default=list)
     response_body = models.TextField(_("first bytes of the answer"), blank=True, default="")
     response_truncated = models.BooleanField(_("answer truncated"), default=False)
     dns_seconds = models.FloatField(_("DNS"), null=True)
@@ -127,7 +123,7 @@ class DeliveryAttempt(GuardedModel):
     tls_seconds = models.FloatField(_("TLS"), null=True)
     first_byte_seconds = models.FloatField(_("first byte"), null=True)
     total_seconds = models.FloatField(_("total"))
-    encryption_key = ExactCharField(
+    encryption_key = fields.ExactCharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
 
@@ -139,7 +135,7 @@ class DeliveryAttempt(GuardedModel):
         verbose_name_plural = _("delivery attempts")
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [
-            PartialIndex(
+            fields.PartialIndex(
                 fields=["encryption_key", "id"],
                 where=models.Q(encryption_key__isnull=False),
                 elsewhere=("encryption_key", "id"),

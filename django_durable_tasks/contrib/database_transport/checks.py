@@ -60,8 +60,14 @@ def _found() -> Iterator[CheckMessage]:
     if alias is None:
         yield FINDINGS["E026"](name=name, known=", ".join(sorted(connections)))
         return
-    connection = connections[alias]
-    if connection.vendor == SQLITE and _is_in_memory(connection):
+    connection: Any = connections[alias]
+    # Not the database of a test run, into which Django turns one in a file: the checks of
+    # `manage.py test` must not fail because of it.
+    if (
+        connection.vendor == SQLITE
+        and connection.is_in_memory_db()
+        and connection.settings_dict["NAME"] != connection.creation._get_test_db_name()
+    ):
         yield FINDINGS["E027"](alias=alias)
     settings = valid_settings()
     if settings is None:
@@ -74,11 +80,3 @@ def _found() -> Iterator[CheckMessage]:
         and settings.LISTEN_DATABASE is None
     ):
         yield FINDINGS["W025"](alias=alias)
-
-
-def _is_in_memory(connection: Any) -> bool:
-    """Return whether the project configured a database in memory. That of a test run, into which
-    Django turns one in a file, is none: the checks of `manage.py test` must not fail because of it.
-    """
-    of_tests = connection.creation._get_test_db_name()
-    return bool(connection.is_in_memory_db()) and connection.settings_dict["NAME"] != of_tests

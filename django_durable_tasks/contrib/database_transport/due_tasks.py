@@ -26,15 +26,9 @@ from celery import current_app, signals
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery import worker_node
-from django_durable_tasks.celery.prepared_messages import (
-    RUN_HEADER,
-    TakenRun,
-    celery_id_of,
-    prepare,
-)
+from django_durable_tasks.celery import prepared_messages, worker_node
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.database_transport import session, wakeups
+from django_durable_tasks.contrib.database_transport import consumers
 from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.ports import TaskMessage
@@ -110,7 +104,7 @@ def return_messages(now: datetime, monitor: HeartbeatMonitor) -> int:
     """
     name = broker_name()
     alias = None if name is None else find_alias(name)
-    return 0 if alias is None else session.release_of_dead_nodes(alias)
+    return 0 if alias is None else consumers.release_of_dead_nodes(alias)
 
 
 class _Held(NamedTuple):
@@ -298,7 +292,7 @@ class DueTasks:
         self._levels = {head.queue: head.levels for head in heads}
         self._has_come, self._coming, self._looked_at = 0, deque(), began
         alias = conf.settings().DATABASE
-        self._look_is_due_at = began + wakeups.longest_pause(alias, LOOK_EVERY)
+        self._look_is_due_at = began + consumers.longest_pause(alias, LOOK_EVERY)
         if heads:
             queues = [head.queue for head in heads]
             self._coming += [row[0] for row in claim.coming(queues, now, until, _DUE_TIMES)]
@@ -316,16 +310,16 @@ class DueTasks:
 
     def _message(self, channel: Any, message: Any, run: Run | None) -> Any:
         queue = current_app.amqp.queues[message.queue]
-        built = prepare(channel, _DRIVER, message, queue)
+        built = prepared_messages.prepare(channel, _DRIVER, message, queue)
         tag = f"{RUN_TAG}{uuid.uuid4()}"
         built["properties"].update(delivery_tag=tag)
         built["properties"].setdefault("delivery_info", {}).update(
             exchange="", routing_key=message.queue
         )
         if run is not None:
-            run = run._replace(celery_id=celery_id_of(message))
+            run = run._replace(celery_id=prepared_messages.celery_id_of(message))
             now = time.monotonic()
-            built["headers"][RUN_HEADER] = TakenRun(run, now)
+            built["headers"][prepared_messages.RUN_HEADER] = prepared_messages.TakenRun(run, now)
             self._waiting[tag] = _Waiting(run, now, now)
         return channel.Message(built, channel=channel)
 
@@ -418,7 +412,7 @@ def on_worker_shutdown(**_: Any) -> None:
 
 
 def _wake() -> None:
-    wakeups.wake(conf.settings().DATABASE, wakeups.ECHO)
+    consumers.wake(conf.settings().DATABASE, consumers.ECHO)
 
 
 def connect() -> None:

@@ -105,6 +105,10 @@ class Declarations:
         """Return whether the exchange is stored."""
         return Exchange.objects.using(self.alias).filter(name=name).exists()
 
+    def _exchange_id(self, name: str) -> int | None:
+        stored = Exchange.objects.using(self.alias).filter(name=name)
+        return stored.values_list("pk", flat=True).first()
+
     def delete_exchange(self, name: str) -> None:
         """Delete an exchange and its bindings."""
         self.exchanges.pop(name, None)
@@ -141,8 +145,7 @@ class Declarations:
         """Bind a queue to an exchange; raise ChannelError 404 if one of them does not exist."""
         checked_name("routing key", routing_key)
         arguments = arguments or {}
-        stored = Exchange.objects.using(self.alias).filter(name=exchange)
-        exchange_id = stored.values_list("pk", flat=True).first()
+        exchange_id = self._exchange_id(exchange)
         if exchange_id is None:
             raise not_found("exchange", exchange)
         queue_id = self.queue_id(queue)
@@ -167,12 +170,7 @@ class Declarations:
         """Delete a binding."""
         key = json.dumps([exchange, routing_key, arguments or {}], sort_keys=True, default=str)
         self.bindings.get(queue, {}).pop(key, None)
-        exchange_id = (
-            Exchange.objects.using(self.alias)
-            .filter(name=exchange)
-            .values_list("pk", flat=True)
-            .first()
-        )
+        exchange_id = self._exchange_id(exchange)
         queue_id = self.queue_id(queue)
         if exchange_id is not None and queue_id is not None:
             digest = _digest(exchange_id, queue_id, routing_key, arguments or {})
@@ -274,15 +272,13 @@ class Declarations:
             queues = queues.filter(pk__in=self.routed_to(exchange, routing_key, headers))
         else:
             queues = queues.filter(name=routing_key)
-        rows = [
-            Message(
-                queue=queue,
-                rank=stored.rank,
-                body=stored.body,
-                expires_at=_expiry(stored.ttl, message_ttl),
+        rows = []
+        for queue, message_ttl in queues.values_list("pk", "message_ttl"):
+            ttls = [ttl for ttl in (stored.ttl, message_ttl) if ttl is not None]
+            expires_at: Any = after(min(ttls) / 1000) if ttls else None
+            rows.append(
+                Message(queue=queue, rank=stored.rank, body=stored.body, expires_at=expires_at)
             )
-            for queue, message_ttl in queues.values_list("pk", "message_ttl")
-        ]
         Message.objects.using(self.alias).bulk_create(rows)
         return len(rows)
 
@@ -308,11 +304,6 @@ class StoredMessage:
     rank: int
     body: str
     ttl: int | None
-
-
-def _expiry(*ttls: int | None) -> Any:
-    limits = [ttl for ttl in ttls if ttl is not None]
-    return after(min(limits) / 1000) if limits else None
 
 
 def _digest(exchange: int, queue: int, routing_key: str, arguments: Mapping[str, Any]) -> str:
@@ -391,7 +382,11 @@ def matches(
         case "topic":
             return _topic_matches(tuple(key.split(".")), tuple(routing_key.split(".")))
         case _:
-            return _headers_match(arguments, headers)
+            expected = {
+                name: value for name, value in arguments.items() if not name.startswith("x-")
+            }
+            found = [name in headers and headers[name] == value for name, value in expected.items()]
+            return any(found) if arguments.get("x-match") == "any" else all(found)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -404,9 +399,3 @@ def _topic_matches(pattern: tuple[str, ...], words: tuple[str, ...]) -> bool:
     if not words:
         return False
     return pattern[0] in ("*", words[0]) and _topic_matches(pattern[1:], words[1:])
-
-
-def _headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
-    expected = {name: value for name, value in arguments.items() if not name.startswith("x-")}
-    matches = [name in headers and headers[name] == value for name, value in expected.items()]
-    return any(matches) if arguments.get("x-match") == "any" else all(matches)

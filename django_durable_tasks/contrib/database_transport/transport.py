@@ -1,7 +1,7 @@
 """Kombu's transport ``durable-database://<alias>``: a broker in a database of Django.
 
 Publishing is an INSERT on the connection of the caller's thread, and so part of its transaction.
-Consuming uses a connection of its own (``session.py``): a message that is delivered stays in its
+Consuming uses a connection of its own (``consumers.py``): a message that is delivered stays in its
 table, leased to this connection, until it is acknowledged.
 
 Priorities are those of RabbitMQ: 0 to 9, and 9 is delivered first.
@@ -29,22 +29,10 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 
-from django_durable_tasks.contrib.database_transport import due_tasks, routing, wakeups
+from django_durable_tasks.contrib.database_transport import consumers, due_tasks, routing
+from django_durable_tasks.contrib.database_transport.consumers import LOST, Claimed, Demand, Session
 from django_durable_tasks.contrib.database_transport.due_tasks import RUN_TAG, DueTasks, takes_tasks
 from django_durable_tasks.contrib.database_transport.models import Queue
-from django_durable_tasks.contrib.database_transport.routing import (
-    TYPES,
-    Declarations,
-    StoredMessage,
-    not_found,
-)
-from django_durable_tasks.contrib.database_transport.session import (
-    LEASE,
-    LOST,
-    Claimed,
-    Demand,
-    Session,
-)
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.errors import is_unmigrated
 
@@ -64,10 +52,9 @@ _FULL_PAUSE = 0.02
 _OUTAGE_PAUSE = 2.0
 # Bytes. Below the smallest max_allowed_packet in use, the 16 MiB of MariaDB.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-_HIGHEST_PRIORITY = 9
 # The properties of AMQP, and the one of Kombu by which a message is routed.
 _PROPERTIES = {name for name, _ in AMQPMessage.PROPERTIES} | {"delivery_info"}
-_declarations: dict[str, Declarations] = {}
+_declarations: dict[str, routing.Declarations] = {}
 
 
 class MessageTooLarge(ValueError):
@@ -168,7 +155,7 @@ class Channel(virtual.Channel):
         self._process_id = os.getpid()
         self.session: Session = connection.session
         self.alias: str = connection.alias
-        self.declarations: Declarations = connection.declarations
+        self.declarations: routing.Declarations = connection.declarations
         self.consumptions: dict[str, Consumption] = {}
 
     # Declarations.
@@ -181,11 +168,8 @@ class Channel(virtual.Channel):
         self,
         exchange: str | None = None,
         type: str = "direct",
-        durable: bool = False,
-        auto_delete: bool = False,
-        arguments: Any = None,
-        nowait: bool = False,
         passive: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Declare an exchange."""
         kind = type or "direct"
@@ -194,7 +178,7 @@ class Channel(virtual.Channel):
             if not passive:
                 self.declarations.declare_exchange(name, kind)
             elif not self.declarations.has_exchange(name):
-                raise not_found("exchange", name)
+                raise routing.not_found("exchange", name)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
         """Delete an exchange with its bindings. Its queues stay."""
@@ -222,13 +206,10 @@ class Channel(virtual.Channel):
             "expires": _milliseconds(arguments.get("x-expires")),
         }
         with self._statements():
-            queue_id = (
-                self.declarations.queue_id(name)
-                if passive
-                else self.declarations.declare_queue(name, options)
-            )
-            if queue_id is None:
-                raise not_found("queue", name)
+            if passive:
+                queue_id = self._queue_id(name)
+            else:
+                queue_id = self.declarations.declare_queue(name, options)
             return queue_declare_ok_t(name, routing.length(self.alias, queue_id), 0)
 
     def queue_bind(
@@ -292,10 +273,16 @@ class Channel(virtual.Channel):
 
     def _purge(self, queue: str) -> int:
         with self._statements():
+            messages = routing.ready_messages(self.alias, self._queue_id(queue))
+            return routing.delete_in_parts(messages)
+
+    def _queue_id(self, queue: str) -> int:
+        """Return the id of a queue; raises ChannelError 404 if it is not stored."""
+        with self._statements():
             queue_id = self.declarations.queue_id(queue)
             if queue_id is None:
-                raise not_found("queue", queue)
-            return routing.delete_in_parts(routing.ready_messages(self.alias, queue_id))
+                raise routing.not_found("queue", queue)
+            return queue_id
 
     # Publishing.
 
@@ -325,7 +312,7 @@ class Channel(virtual.Channel):
                 f" durable-database:// stores at most {limit:,}. Pass the id of a stored object"
                 " instead, or raise broker_transport_options['max_message_bytes']."
             )
-        stored = StoredMessage(
+        stored = routing.StoredMessage(
             rank=self._get_message_priority(message, reverse=True),
             body=body,
             ttl=_milliseconds(properties.get("expiration")),
@@ -336,7 +323,7 @@ class Channel(virtual.Channel):
             )
             if number:
                 notify = self.connection.notify if self.connection else True
-                wakeups.after_commit(self.alias, notify=notify)
+                consumers.after_commit(self.alias, notify=notify)
 
     @contextmanager
     def _statements(self) -> Iterator[None]:
@@ -358,10 +345,7 @@ class Channel(virtual.Channel):
         self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
     ) -> None:
         """Consume from a queue; raises ChannelError 404 if it does not exist."""
-        with self._statements():
-            queue_id = self.declarations.queue_id(queue)
-        if queue_id is None:
-            raise not_found("queue", queue)
+        queue_id = self._queue_id(queue)
         self.session.open()
         with self.session.connected():
             Queue.objects.using(self.alias).filter(pk=queue_id).exclude(
@@ -398,10 +382,7 @@ class Channel(virtual.Channel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return the next message; None if there is none."""
-        with self._statements():
-            queue_id = self.declarations.queue_id(queue)
-        if queue_id is None:
-            raise not_found("queue", queue)
+        queue_id = self._queue_id(queue)
         while rows := self.session.claim([Demand(queue_id, 0, 1)]):
             message = self.message_of(rows[0], no_ack=no_ack)
             if message is not None:
@@ -460,7 +441,7 @@ class Channel(virtual.Channel):
         """Return held messages to their queues. In a forked child it does nothing."""
         if messages and os.getpid() == self._process_id:
             self.session.give_back(messages)
-            wakeups.wake(self.alias)
+            consumers.wake(self.alias)
 
     def demand(self) -> tuple[int, bool]:
         """Return how many further messages the prefetch limit allows, and whether there are
@@ -500,7 +481,7 @@ class Transport(virtual.Transport):
 
     Channel = Channel
     implements = virtual.Transport.implements.extend(
-        asynchronous=True, exchange_type=TYPES, heartbeats=False
+        asynchronous=True, exchange_type=routing.TYPES, heartbeats=False
     )
     driver_type = "database"
     driver_name = "django"
@@ -512,13 +493,21 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.alias = alias_of(client)
+        # Kombu writes the host of a URL in lower case.
+        host = client.hostname or DEFAULT_DB_ALIAS
+        alias = due_tasks.find_alias(host)
+        if alias is None:
+            raise ImproperlyConfigured(
+                f"durable-database://{host}: DATABASES has no alias {host!r} (it has:"
+                f" {', '.join(sorted(connections))})."
+            )
+        self.alias = alias
         options = client.transport_options
         self.max_message_bytes = int(options.get("max_message_bytes", MAX_MESSAGE_BYTES))
         self.notify = bool(options.get("notify", True))
-        lease = float(options.get("lease", LEASE))
-        self.declarations = _declarations.setdefault(self.alias, Declarations(self.alias))
-        self.session = Session(self.alias, lease, self.queues_in_use, self._queues_missing)
+        self._lease = float(options.get("lease", consumers.LEASE))
+        self.declarations = _declarations.setdefault(self.alias, routing.Declarations(self.alias))
+        self.session = Session(self.alias, self._lease, self.queues_in_use, self._queues_missing)
         self._pause = _SHORTEST_PAUSE
         self._next_poll = 0.0
         self._echo_at = float("inf")
@@ -554,37 +543,36 @@ class Transport(virtual.Transport):
         inherited = os.getpid() != self._process_id
         if not inherited:
             self._leave_loop()
-            wakeups.forget(self.alias, self)
+            consumers.forget(self.alias, self)
             waiting, self._undelivered = self._undelivered, deque()
             with suppress(*LOST):
                 self.session.give_back([row.id for row, _, _ in waiting])
         super().close_connection(connection)
         self.session.close()
-        lease = float(self.client.transport_options.get("lease", LEASE))
-        self.session = Session(self.alias, lease, self.queues_in_use, self._queues_missing)
+        self.session = Session(self.alias, self._lease, self.queues_in_use, self._queues_missing)
 
     # Polling.
 
     def queues_in_use(self) -> dict[str, int]:
         """Return the queues that this connection consumes, with their ids."""
-        return {
-            consumption.queue: consumption.queue_id
-            for channel in list(self.channels)
-            for consumption in list(channel.consumptions.values())
-        }
+        return {consumption.queue: consumption.queue_id for _, consumption in self._consumptions()}
+
+    def _consumptions(self) -> Iterator[tuple[Any, Consumption]]:
+        for channel in list(self.channels):
+            for consumption in list(channel.consumptions.values()):
+                yield channel, consumption
 
     def _queues_missing(self, names: list[str]) -> None:
         logger.warning("Queues that are consumed were deleted; declaring them again: %s", names)
         self.declarations.declare_again(names)
-        for channel in list(self.channels):
-            for consumption in list(channel.consumptions.values()):
-                if consumption.queue in names:
-                    consumption.queue_id = self.declarations.queue_id(consumption.queue) or 0
+        for _, consumption in self._consumptions():
+            if consumption.queue in names:
+                consumption.queue_id = self.declarations.queue_id(consumption.queue) or 0
         self.wake()
 
     def started_consuming(self) -> None:
         """Poll now, and whenever a message may have arrived."""
-        wakeups.register(self.alias, self, listen=self.notify)
+        consumers.register(self.alias, self, listen=self.notify)
         if self.due_tasks is None and takes_tasks():
             self.due_tasks = due_tasks.of_connection()
         self.wake()
@@ -659,7 +647,7 @@ class Transport(virtual.Transport):
             self._pause = _SHORTEST_PAUSE
         again = (full and claimed) or self._attention.is_set()
         self._next_poll = now if again else now + self._pause
-        longest = wakeups.longest_pause(self.alias, self.polling_interval)
+        longest = consumers.longest_pause(self.alias, self.polling_interval)
         self._pause = min(self._pause * _SLOWER, longest)
 
     def _deliver_claimed(self) -> int:
@@ -689,8 +677,7 @@ class Transport(virtual.Transport):
             return 0
         consumed = {
             consumption.queue: (channel, consumption)
-            for channel in list(self.channels)
-            for consumption in list(channel.consumptions.values())
+            for channel, consumption in self._consumptions()
             if not consumption.no_ack
         }
         channels = {queue: channel for queue, (channel, _) in consumed.items()}
@@ -788,18 +775,3 @@ class Transport(virtual.Transport):
         finally:
             if self._loop is not None:
                 self._schedule(self._due())
-
-
-def alias_of(client: Any) -> str:
-    """Return the alias of DATABASES that a URL names; raise ImproperlyConfigured if there is none.
-
-    The host of a URL has no upper-case letters, so they are ignored.
-    """
-    host = client.hostname or DEFAULT_DB_ALIAS
-    alias = due_tasks.find_alias(host)
-    if alias is None:
-        raise ImproperlyConfigured(
-            f"durable-database://{host}: DATABASES has no alias {host!r} (it has:"
-            f" {', '.join(sorted(connections))})."
-        )
-    return alias

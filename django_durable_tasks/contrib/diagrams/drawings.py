@@ -246,46 +246,31 @@ def _box(box: layout.Box, corner: layout.Point, width: int, height: int) -> Mark
             stroke_width=2.6 if box.critical else 1.2,
         ),
         _moved(_STRIP / 2, height / 2, _icon(box.status, "icon", 2)),
-        *(_words_of_one if box.alone else _words_of_many)(box, width, height),
     ]
+    left, middle = _STRIP + 10.0, height / 2
+    label = shortened(box.label, (width - _STRIP - 18) / _LABEL / _BOLD, ems)
+    baseline = middle - (4 if box.alone else 5)
+    shapes.append(_text(left, baseline, label, _LABEL, "ink", font_weight=600))
+    if box.alone:
+        small = partial(_text, y=middle + 13, size=_SMALL - 0.5, fill="text", status=box.status)
+        shapes.append(small(left, words=str(box.status)))
+        if box.duration:
+            shapes.append(small(width - 10, words=box.duration, text_anchor="end"))
+    else:
+        counts = [(status, box.counts[status]) for status in Status if box.counts[status]]
+        for at, (status, number) in enumerate(counts):
+            wide = 16 + ems(f"{number:,}") * _SMALL
+            if left + wide + (14 if at + 1 < len(counts) else 0) > width - 4:
+                shapes.append(_text(left, middle + 14, "…", _SMALL, "text", status=box.status))
+                break
+            icon = _icon(status, "strong", 1.8)
+            shapes.append(_moved(left + 5, middle + 10, icon, status=status))
+            words = f"{number:,}"
+            shapes.append(_text(left + 14, middle + 14, words, _SMALL, "text", status=box.status))
+            left += wide + 6
     link = safe_link(box.nodes[0].href) if box.alone else ""
     inner = [element("a", *shapes, href=link)] if link else shapes
     return _moved(round(corner[0]), round(corner[1]), *inner, status=box.status)
-
-
-def _wished_width(box: layout.Box) -> float:
-    if box.alone:
-        below = ems(f"{box.status}  {box.duration}".rstrip()) * _SMALL
-    else:
-        below = sum(22 + ems(f"{number:,}") * _SMALL for number in box.counts.values())
-    return max(ems(box.label) * _LABEL * _BOLD, below) + _STRIP + 24
-
-
-def _label(box: layout.Box, width: int, y: float) -> Markup:
-    words = shortened(box.label, (width - _STRIP - 18) / _LABEL / _BOLD, ems)
-    return _text(_STRIP + 10, y, words, _LABEL, "ink", font_weight=600)
-
-
-def _words_of_one(box: layout.Box, width: int, height: int) -> Iterator[Markup]:
-    small = partial(_text, y=height / 2 + 13, size=_SMALL - 0.5, fill="text", status=box.status)
-    yield _label(box, width, height / 2 - 4)
-    yield small(_STRIP + 10, words=str(box.status))
-    if box.duration:
-        yield small(width - 10, words=box.duration, text_anchor="end")
-
-
-def _words_of_many(box: layout.Box, width: int, height: int) -> Iterator[Markup]:
-    x, middle = _STRIP + 10.0, height / 2
-    yield _label(box, width, middle - 5)
-    counts = [(status, box.counts[status]) for status in Status if box.counts[status]]
-    for at, (status, number) in enumerate(counts):
-        wide = 16 + ems(f"{number:,}") * _SMALL
-        if x + wide + (14 if at + 1 < len(counts) else 0) > width - 4:
-            yield _text(x, middle + 14, "…", _SMALL, "text", status=box.status)
-            break
-        yield _moved(x + 5, middle + 10, _icon(status, "strong", 1.8), status=status)
-        yield _text(x + 14, middle + 14, f"{number:,}", _SMALL, "text", status=box.status)
-        x += wide + 6
 
 
 # Tooltips: several short lines of text.
@@ -340,13 +325,37 @@ def as_svg(diagram: Diagram, *, with_style: bool = True) -> str:
     """
     outline = layout.outlined(diagram)
     graph = outline.graph
-    width = min(_WIDEST_BOX, round(max(map(_wished_width, outline.boxes), default=0)))
+    wished = 0.0
+    for box in outline.boxes:
+        if box.alone:
+            below = ems(f"{box.status}  {box.duration}".rstrip()) * _SMALL
+        else:
+            below = sum(22 + ems(f"{number:,}") * _SMALL for number in box.counts.values())
+        wished = max(wished, max(ems(box.label) * _LABEL * _BOLD, below) + _STRIP + 24)
+    width = min(_WIDEST_BOX, round(wished))
     height = _HEIGHT if all(box.alone for box in outline.boxes) else _HEIGHT_OF_MANY
     drawing = layout.laid_out(outline, width, height)
     across = max(_NARROWEST, round(drawing.width) + 2 * _MARGIN + 6)
-    head, top = _heading(outline, min(across, _WIDEST) - 2 * _MARGIN)
+    # Title, numbers, remarks and legend.
+    available = min(across, _WIDEST) - 2 * _MARGIN
+    x: float = _MARGIN
+    y = _MARGIN + 10
+    head = [_text(x, y, shortened(graph.title, available / 18, ems), 17, "ink", font_weight=600)]
+    path = f"Critical path: {graph.critical_path}" if graph.critical_path else ""
+    for words in (graph.summary, path, *outline.remarks):
+        if words:
+            y += _ROW
+            colour = "warning" if "cycle" in words and words in outline.remarks else "quiet"
+            head.append(_text(x, y, shortened(words, available / 12, ems), 12, colour))
+    y += _ROW + 4
+    for signs, sign_width, words in _legend(outline):
+        wide = sign_width + 22 + ems(words) * _SMALL
+        if x > _MARGIN and x + wide > _MARGIN + available:
+            x, y = _MARGIN, y + _ROW + 2
+        head.append(_moved(x, y, *signs, _text(sign_width + 6, 4, words, _SMALL, "quiet")))
+        x += wide
+    top = y + _ROW + 8
     tall = top + round(drawing.height) + _MARGIN + 6
-    path = f"Critical path: {graph.critical_path}." if graph.critical_path else ""
     sentences = (clean(diagram.status), graph.summary.rstrip("."), path, *outline.remarks)
     described = " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
     title = clean(diagram.title) or "Untitled"
@@ -381,29 +390,6 @@ def as_html(diagram: Diagram) -> str:
 def _style() -> Markup:
     text = (Path(__file__).parent / "static" / STYLE_SHEET).read_text(encoding="utf-8")
     return Markup(text)
-
-
-def _heading(outline: layout.Outline, available: int) -> tuple[list[Markup], int]:
-    """Return title, numbers, remarks and legend, and the position at which the drawing begins."""
-    graph, y = outline.graph, _MARGIN + 10
-    markup = [
-        _text(_MARGIN, y, shortened(graph.title, available / 18, ems), 17, "ink", font_weight=600)
-    ]
-    path = f"Critical path: {graph.critical_path}" if graph.critical_path else ""
-    for words in (graph.summary, path, *outline.remarks):
-        if words:
-            y += _ROW
-            colour = "warning" if "cycle" in words and words in outline.remarks else "quiet"
-            markup.append(_text(_MARGIN, y, shortened(words, available / 12, ems), 12, colour))
-    x: float = _MARGIN
-    y += _ROW + 4
-    for signs, sign_width, words in _legend(outline):
-        width = sign_width + 22 + ems(words) * _SMALL
-        if x > _MARGIN and x + width > _MARGIN + available:
-            x, y = _MARGIN, y + _ROW + 2
-        markup.append(_moved(x, y, *signs, _text(sign_width + 6, 4, words, _SMALL, "quiet")))
-        x += width
-    return markup, y + _ROW + 8
 
 
 def _legend(outline: layout.Outline) -> Iterator[tuple[list[Markup], int, str]]:
@@ -470,7 +456,15 @@ def as_mermaid(diagram: Diagram) -> str:
     the size limit.
     """
     outline = layout.outlined(diagram, MOST_EDGES)
-    lines = [*_head(outline), *_boxes(outline), *_lines(outline), *_classes(outline)]
+    lines = [*_head(outline), *_boxes(outline), *_lines(outline)]
+    for status in sorted({box.status for box in outline.boxes}):
+        style = STYLES[status]
+        colors = f"fill:{style.soft},stroke:{style.strong},color:{style.text}"
+        lines.append(f"  classDef {status.lower()} {colors}")
+    critical = [f"n{place}" for place, box in enumerate(outline.boxes) if box.critical]
+    if critical:
+        lines.append(f"  classDef critical stroke:{LIGHT['critical']},stroke-width:3px")
+        lines.append(f"  class {','.join(critical)} critical")
     links = [
         f'  click n{place} href "{quote(link, safe=_IN_LINKS)}"'
         for place, box in enumerate(outline.boxes)
@@ -524,17 +518,6 @@ def _lines(outline: layout.Outline) -> Iterator[str]:
         indexes = [str(at) for at, line in enumerate(outline.lines) if getattr(line, name)]
         if indexes:
             yield f"  linkStyle {','.join(indexes)} stroke:{LIGHT[name]},stroke-width:{width}px"
-
-
-def _classes(outline: layout.Outline) -> Iterator[str]:
-    for status in sorted({box.status for box in outline.boxes}):
-        style = STYLES[status]
-        colors = f"fill:{style.soft},stroke:{style.strong},color:{style.text}"
-        yield f"  classDef {status.lower()} {colors}"
-    critical = [f"n{place}" for place, box in enumerate(outline.boxes) if box.critical]
-    if critical:
-        yield f"  classDef critical stroke:{LIGHT['critical']},stroke-width:3px"
-        yield f"  class {','.join(critical)} critical"
 
 
 def _encoded(text: str) -> str:

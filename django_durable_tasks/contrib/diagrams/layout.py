@@ -369,7 +369,14 @@ class _Layout:
             for within, inside in zip(members, inner, strict=True)
         ]
         drawing = self._joined(parts, layer, part_of, between)
-        self._add_loose(drawing, loose)
+        # Boxes without lines, in rows below everything else.
+        wide, high = self.size[0] + _BETWEEN, self.size[1] + _BETWEEN
+        fitting = max(sqrt(len(loose) * 1.6 * high / wide), (drawing.width + _BETWEEN) / wide)
+        number = max(1, min(round(fitting), round(_SCREEN[0] / wide)))
+        top = drawing.height + 2 * _BETWEEN if drawing.height else 0.0
+        for at, box in enumerate(loose):
+            alone = Drawing({box: (0.0, 0.0)}, {}, {}, *self.size)
+            drawing.add(alone, at % number * wide, top + at // number * high)
         return drawing
 
     def _ends(self, line: int) -> Ends:
@@ -453,16 +460,6 @@ class _Layout:
             drawing.height = max(drawing.height, *(y for _, y in points))
         return drawing
 
-    def _add_loose(self, drawing: Drawing, boxes: list[int]) -> None:
-        """Add boxes without lines, in rows below everything else."""
-        wide, high = self.size[0] + _BETWEEN, self.size[1] + _BETWEEN
-        fitting = max(sqrt(len(boxes) * 1.6 * high / wide), (drawing.width + _BETWEEN) / wide)
-        number = max(1, min(round(fitting), round(_SCREEN[0] / wide)))
-        top = drawing.height + 2 * _BETWEEN if drawing.height else 0.0
-        for at, box in enumerate(boxes):
-            part = Drawing({box: (0.0, 0.0)}, {}, {}, *self.size)
-            drawing.add(part, at % number * wide, top + at // number * high)
-
 
 Pull = tuple[int, float, float]
 
@@ -501,7 +498,24 @@ class _Rows:
     def arrange(self) -> None:
         """Place every item: few crossings, then straight lines."""
         rows = self._ordered()
-        self._align(rows)
+        # Move the items of each layer towards their neighbours, in sweeps up and down.
+        for row in rows:
+            self._settle(row, [(0.0, 1.0)] * len(row))
+        for sweep in range(_ALIGNING_SWEEPS + _FINISHING_SWEEPS):
+            upwards, finishing = bool(sweep % 2), sweep >= _ALIGNING_SWEEPS
+            for row in reversed(rows) if upwards else rows:
+                wishes = []
+                for item in row:
+                    pulls = self.after[item] if upwards else self.before[item]
+                    # Bends follow one side only, so that a long line is straight with one step.
+                    if finishing and item < self.parts:
+                        pulls = self.before[item] + self.after[item]
+                    wished = [
+                        (self.at[neighbour] + distance, pull) for neighbour, distance, pull in pulls
+                    ]
+                    middle = (_median if finishing else _mean)(wished, self.at[item])
+                    wishes.append((middle, sum(pull for _, pull in wished) or 0.1))
+                self._settle(row, wishes)
         top = min((at - size / 2 for at, size in zip(self.at, self.size, strict=True)), default=0)
         self.at = [at - top for at in self.at]
 
@@ -568,26 +582,6 @@ class _Rows:
                 for end in reached:
                     insort(ends, end)
         return total
-
-    def _align(self, rows: list[list[int]]) -> None:
-        """Move the items of each layer towards their neighbours, in sweeps up and down."""
-        for row in rows:
-            self._settle(row, [(0.0, 1.0)] * len(row))
-        for sweep in range(_ALIGNING_SWEEPS + _FINISHING_SWEEPS):
-            upwards, finishing = bool(sweep % 2), sweep >= _ALIGNING_SWEEPS
-            for row in reversed(rows) if upwards else rows:
-                wishes = []
-                for item in row:
-                    pulls = self.after[item] if upwards else self.before[item]
-                    # Bends follow one side only, so that a long line is straight with one step.
-                    if finishing and item < self.parts:
-                        pulls = self.before[item] + self.after[item]
-                    wished = [
-                        (self.at[neighbour] + distance, pull) for neighbour, distance, pull in pulls
-                    ]
-                    middle = (_median if finishing else _mean)(wished, self.at[item])
-                    wishes.append((middle, sum(pull for _, pull in wished) or 0.1))
-                self._settle(row, wishes)
 
     def _settle(self, row: list[int], wishes: list[tuple[float, float]]) -> None:
         """Place the items of a layer as close to the wished places (least squares, with weights) as

@@ -36,7 +36,11 @@ class MetricsConfig(optional_apps.OptionalAppConfig):
         )
         ended_without_attempt.connect(counts.record_endings, dispatch_uid=self.label)
         retention.register_hold(counts.settled_until)
-        if _traces_are_wanted():
+        try:
+            traces_are_wanted = conf.settings().TRACES
+        except conf.InvalidSetting:
+            return  # the check E001 reports it
+        if traces_are_wanted:
             try:
                 from django_durable_tasks.contrib.metrics.tracing import OpenTelemetryTraces
             except ImportError as error:
@@ -57,10 +61,3 @@ class MetricsConfig(optional_apps.OptionalAppConfig):
         [metrics], and OSError if the address cannot be bound.
         """
         return import_string(_EXPOSITION + "MetricsServer")(host, port)
-
-
-def _traces_are_wanted() -> bool:
-    try:
-        return conf.settings().TRACES
-    except conf.InvalidSetting:
-        return False  # the check E001 reports it

@@ -274,10 +274,6 @@ def _key_of(row: MetricMinute) -> SeriesKey:
     return SeriesKey(MetricKind(row.kind), row.tenant_id, row.queue, row.name, row.status)
 
 
-def _larger(old: CountedDurations, new: CountedDurations) -> CountedDurations:
-    return new if new.number > old.number else old
-
-
 def _sum(old: CountedDurations, new: CountedDurations) -> CountedDurations:
     total = CountedDurations()
     total.add(old)
@@ -328,7 +324,7 @@ def raise_minute(minute: datetime, by_series: Counts) -> None:
             numbers[key.kind] += counted.number
         grown = {kind for kind, number in numbers.items() if number > before.get(kind, 0)}
         more = [((minute, key), counted) for key, counted in by_series.items() if key.kind in grown]
-        _write(Span.MINUTE, _named(more), _larger)
+        _write(Span.MINUTE, _named(more), lambda old, new: new if new.number > old.number else old)
 
 
 @retry_on_deadlock

@@ -16,12 +16,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from django.db import Error
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -29,20 +24,10 @@ from django_durable_tasks import conf, process_state
 from django_durable_tasks.choices import FireOutcome, LogStatus
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.cluster.status import is_silent, recent_clock_step
+from django_durable_tasks.contrib.metrics import series
 from django_durable_tasks.contrib.metrics.counts import read_totals, settled_until
-from django_durable_tasks.contrib.metrics.series import (
-    ALL_TENANTS,
-    BUCKETS,
-    OTHER,
-    SERIES_MAX,
-    CountedDurations,
-    Duration,
-    MetricKind,
-    SeriesKey,
-)
 from django_durable_tasks.limits import config, waitlist
 from django_durable_tasks.limits.scopes import EACH_TENANT
-from django_durable_tasks.limits.waitlist import Usage
 from django_durable_tasks.models import Node, SchedulerLease
 from django_durable_tasks.models.cluster import lease_name
 from django_durable_tasks.models.fields import DatabaseNow
@@ -58,7 +43,7 @@ from django_durable_tasks.tasks import operator_actions
 
 
 PREFIX = "durable_tasks"
-Totals = Sequence[tuple[SeriesKey, CountedDurations]]
+Totals = Sequence[tuple[series.SeriesKey, series.CountedDurations]]
 _ACCEPTED = frozenset(
     (LogStatus.SUCCESS, LogStatus.FAILED, LogStatus.RETRY, LogStatus.LOST, LogStatus.CANCELLED)
 )
@@ -78,74 +63,79 @@ class TotalMetric(NamedTuple):
 
     name: str
     text: str
-    kind: MetricKind
+    kind: series.MetricKind
     statuses: Collection[str] | None = None
     labels: Mapping[str, str] = _TASK
 
-    def sums(self, key: SeriesKey) -> bool:
-        """Return whether the series is part of this counter."""
-        return key.kind == self.kind and (self.statuses is None or key.status in self.statuses)
-
 
 TOTALS = (
-    TotalMetric("scheduled", "Created tasks.", MetricKind.CREATED),
-    TotalMetric("executed", "Ended attempts.", MetricKind.ATTEMPT, _ACCEPTED, _TASK_AND_STATUS),
-    TotalMetric("failed", "Attempts that failed for good.", MetricKind.ATTEMPT, {"FAILED"}),
+    TotalMetric("scheduled", "Created tasks.", series.MetricKind.CREATED),
+    TotalMetric(
+        "executed", "Ended attempts.", series.MetricKind.ATTEMPT, _ACCEPTED, _TASK_AND_STATUS
+    ),
+    TotalMetric("failed", "Attempts that failed for good.", series.MetricKind.ATTEMPT, {"FAILED"}),
     TotalMetric(
         "retried",
         "Attempts that failed and are followed by another one.",
-        MetricKind.ATTEMPT,
+        series.MetricKind.ATTEMPT,
         {"RETRY"},
     ),
     TotalMetric(
         "refused",
         "Endings of runs that no longer owned their task, and duplicate messages.",
-        MetricKind.ATTEMPT,
+        series.MetricKind.ATTEMPT,
         {"FENCED", "DUPLICATE"},
         _TASK_AND_STATUS,
     ),
     TotalMetric(
-        "skipped", "Tasks that ended without an attempt.", MetricKind.ENDED, labels=_TASK_AND_STATUS
+        "skipped",
+        "Tasks that ended without an attempt.",
+        series.MetricKind.ENDED,
+        labels=_TASK_AND_STATUS,
     ),
     TotalMetric(
         "misfires",
         "Fire times of recurring tasks that did not run.",
-        MetricKind.OCCURRENCE,
+        series.MetricKind.OCCURRENCE,
         _NOT_FIRED,
         {"reason": "status"},
     ),
 )
 HISTOGRAMS = (
-    ("run_seconds", "Duration of an attempt.", Duration.RUN),
+    ("run_seconds", "Duration of an attempt.", series.Duration.RUN),
     (
         "scheduler_wait_seconds",
         "Time from when a task was due until it was claimed.",
-        Duration.SCHEDULER_WAIT,
+        series.Duration.SCHEDULER_WAIT,
     ),
     (
         "broker_wait_seconds",
         "Time from when a task was claimed until it started.",
-        Duration.BROKER_WAIT,
+        series.Duration.BROKER_WAIT,
     ),
 )
 
 
-def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metric]:
+def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[core.Metric]:
     """Yield all metrics; ``tenants``: those of tasks with a label for the tenant."""
     for total in TOTALS:
-        rows = ((key, counted) for key, counted in totals if total.sums(key))
+        rows = (
+            (key, counted)
+            for key, counted in totals
+            if key.kind == total.kind and (total.statuses is None or key.status in total.statuses)
+        )
         fields = total.labels
         if tenants and "task" in fields:
             fields = {**fields, **_TENANT}
-        family = CounterMetricFamily(f"{PREFIX}_{total.name}", total.text, labels=list(fields))
+        family = core.CounterMetricFamily(f"{PREFIX}_{total.name}", total.text, labels=list(fields))
         for labels, counted in _grouped(rows, fields).items():
             family.add_metric(list(labels), counted.number)
         yield family
     fields = {**_TASK, **_TENANT} if tenants else _TASK
-    bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
+    bounds = [*(str(float(bound)) for bound in series.BUCKETS), "+Inf"]
     for name, text, duration in HISTOGRAMS:
         rows = ((key, counted) for key, counted in totals if duration in counted.durations)
-        histogram = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
+        histogram = core.HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=list(fields))
         for labels, counted in _grouped(rows, fields).items():
             distribution = counted.durations[duration]
             buckets = list(zip(bounds, accumulate(distribution.numbers), strict=True))
@@ -214,23 +204,23 @@ def families(totals: Totals, gauges: Gauges, *, tenants: bool) -> Iterator[Metri
 
 
 def _grouped(
-    rows: Iterable[tuple[SeriesKey, CountedDurations]], labels: Mapping[str, str]
-) -> dict[tuple[str, ...], CountedDurations]:
+    rows: Iterable[tuple[series.SeriesKey, series.CountedDurations]], labels: Mapping[str, str]
+) -> dict[tuple[str, ...], series.CountedDurations]:
     """Return the sums by labels; series of several tenants or statuses may have the same."""
-    groups: dict[tuple[str, ...], CountedDurations] = {}
+    groups: dict[tuple[str, ...], series.CountedDurations] = {}
     for key, counted in rows:
         values = key._asdict()
-        if key.tenant_id == ALL_TENANTS:
+        if key.tenant_id == series.ALL_TENANTS:
             values["tenant_id"] = ""
         group = tuple(str(values[field]) for field in labels.values())
-        groups.setdefault(group, CountedDurations()).add(counted)
+        groups.setdefault(group, series.CountedDurations()).add(counted)
     return dict(sorted(groups.items()))
 
 
 def _gauge(
     name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
-) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
+) -> core.Metric:
+    family = core.GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=list(labels))
     for values, number in rows:
         family.add_metric(list(values), number)
     return family
@@ -250,13 +240,13 @@ class DurableTasksCollector(Collector):
     Raises django.db.Error if the database does not answer.
     """
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[core.Metric]:
         """Read the values and return the metrics."""
         with dedicated_connection():
             totals, gauges = read_totals(), read_gauges()
         return list(families(totals, gauges, tenants=conf.settings().METRICS_TENANTS))
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[core.Metric]:
         """Return nothing, so that a registration does not read the database."""
         return []
 
@@ -264,10 +254,10 @@ class DurableTasksCollector(Collector):
 class _KnownMetrics(Collector):
     """Metrics that were collected before."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
+    def __init__(self, metrics: Iterable[core.Metric]) -> None:
         self._metrics = list(metrics)
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[core.Metric]:
         return self._metrics
 
 
@@ -393,7 +383,7 @@ def busiest_queues(queues: Mapping[str, QueueGauge], most: int) -> dict[str, Que
     names = sorted(queues, key=size)
     busiest = {name: queues[name] for name in sorted(names[:most])}
     for name in names[most:]:
-        busiest[OTHER] = busiest.get(OTHER, QueueGauge()).plus(queues[name])
+        busiest[series.OTHER] = busiest.get(series.OTHER, QueueGauge()).plus(queues[name])
     return busiest
 
 
@@ -442,10 +432,18 @@ def read_gauges() -> Gauges:
         if node.skew is not None and abs(node.skew) >= abs(skews.get(node.kind, 0.0)):
             skews[node.kind] = node.skew
     noticed = recent_clock_step(alive, now)
-    used, most = waitlist.count_usage(), SERIES_MAX
+    used = waitlist.count_usage()
     limit_config = config.read()
+    open_tasks = {
+        queue: QueueGauge(pending, due, max(0.0, (now - head).total_seconds()) if due else 0.0)
+        for queue, pending, due, head in queues.waiting(now)
+    }
+    for queue, tenants in list(used.of_tenants.items()):
+        queued = used.window(queue)
+        published = QueueGauge(queued=queued, running=tenants.total() - queued)
+        open_tasks[queue] = open_tasks.get(queue, QueueGauge()).plus(published)
     return Gauges(
-        queues=busiest_queues(_queues(now, used), most),
+        queues=busiest_queues(open_tasks, series.SERIES_MAX),
         term=term,
         is_led=expires_at is not None and expires_at > now,
         nodes=Counter((node.kind, _state(node, now)) for node in alive),
@@ -457,23 +455,11 @@ def read_gauges() -> Gauges:
                 for scope, allowed in sorted(limit_config.scopes.items())
                 if allowed.places is not None and scope != EACH_TENANT
             },
-            most,
+            series.SERIES_MAX,
         ),
         dead_letters=operator_actions.open_letters_up_to(queues.COUNTED),
         settled_age=(now - settled).total_seconds() if settled else 0.0,
     )
-
-
-def _queues(now: datetime, used: Usage) -> dict[str, QueueGauge]:
-    gauges = {
-        queue: QueueGauge(pending, due, max(0.0, (now - head).total_seconds()) if due else 0.0)
-        for queue, pending, due, head in queues.waiting(now)
-    }
-    for queue, tenants in list(used.of_tenants.items()):
-        queued = used.window(queue)
-        open_tasks = QueueGauge(queued=queued, running=tenants.total() - queued)
-        gauges[queue] = gauges.get(queue, QueueGauge()).plus(open_tasks)
-    return gauges
 
 
 def _state(node: Node, now: datetime) -> str:

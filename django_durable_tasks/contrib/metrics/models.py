@@ -8,7 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.contrib.metrics.series import MetricKind, Span
-from django_durable_tasks.models.fields import ExactCharField, InstantField
+from django_durable_tasks.models.fields import ExactCharField, InstantField, choices_of
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet
 
 
@@ -29,7 +29,7 @@ class MetricMinute(GuardedModel):
     id = models.BigAutoField(primary_key=True)
     span = models.SmallIntegerField(_("minutes"), choices=[(one.value, one.name) for one in Span])
     minute = InstantField(_("minute"))
-    kind = ExactCharField(max_length=10, choices=[(one.value, one.value) for one in MetricKind])
+    kind = ExactCharField(max_length=10, choices=choices_of(MetricKind))
     tenant_id = models.BigIntegerField(_("tenant"), default=0)
     queue = ExactCharField(_("queue"), max_length=200, blank=True)
     name = ExactCharField(_("name"), max_length=200, blank=True)

@@ -66,28 +66,23 @@ class OpenTelemetryTraces:
         on which they depend. An error of the SDK is logged, because it must not fail the call.
         """
         try:
-            return self._created(name, queue, task_id, number, upstreams)
+            contexts = [context for text in upstreams if (context := _context_of(text)) is not None]
+            attributes = _attributes(name, queue, "create", task_id)
+            if number > 1:
+                attributes["messaging.batch.message_count"] = number
+            span = _tracer().start_span(
+                f"create {name}",
+                kind=SpanKind.PRODUCER,
+                attributes=attributes,
+                links=[Link(context) for context in contexts],
+            )
+            carrier: dict[str, str] = {}
+            _propagator.inject(carrier, trace.set_span_in_context(span))
+            span.end()
+            return carrier.get(TRACEPARENT)
         except Exception:
             logger.exception("No span was created for the creation of %s.", name)
             return None
-
-    def _created(
-        self, name: str, queue: str, task_id: str, number: int, upstreams: Sequence[str]
-    ) -> str | None:
-        contexts = [context for text in upstreams if (context := _context_of(text)) is not None]
-        attributes = _attributes(name, queue, "create", task_id)
-        if number > 1:
-            attributes["messaging.batch.message_count"] = number
-        span = _tracer().start_span(
-            f"create {name}",
-            kind=SpanKind.PRODUCER,
-            attributes=attributes,
-            links=[Link(context) for context in contexts],
-        )
-        carrier: dict[str, str] = {}
-        _propagator.inject(carrier, trace.set_span_in_context(span))
-        span.end()
-        return carrier.get(TRACEPARENT)
 
     @contextmanager
     def attempt(self, run: Run) -> Iterator[None]:

@@ -18,26 +18,13 @@ from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
-from django_durable_tasks.contrib.notifications import deliveries
+from django_durable_tasks.contrib.notifications import deliveries, messages
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import MASK
 
 PAGES["notification setting"] = NotificationSetting
-_VALUES = (
-    "name",
-    "user_id",
-    "enabled",
-    *FLAGS,
-    "task_name",
-    "queue",
-    "schedule",
-    "digest",
-    "quiet_from",
-    "quiet_until",
-    "time_zone",
-    "delivery_type",
-)
+_VALUES = (*messages.CHECKS, "delivery_type")
 
 
 class NotificationSettingForm(EditModelForm):

@@ -27,18 +27,12 @@ class NotificationsConfig(optional_apps.OptionalAppConfig):
             )
         from django_durable_tasks.cluster.status import ALERT_SOURCES
         from django_durable_tasks.command.subcommand import register_command
-        from django_durable_tasks.contrib.notifications import task
-        from django_durable_tasks.contrib.notifications.capture import (
-            TransitionRecorder,
-            limits_per_key,
-        )
-        from django_durable_tasks.contrib.notifications.commands import notify
-        from django_durable_tasks.contrib.notifications.deliveries import open_alerts
+        from django_durable_tasks.contrib.notifications import capture, commands, deliveries, task
         from django_durable_tasks.limits.config import KEY_LIMIT_SOURCES
         from django_durable_tasks.states.guarded_update import RECORDERS
 
-        RECORDERS[self.label] = TransitionRecorder()
-        ALERT_SOURCES[self.label] = open_alerts
-        KEY_LIMIT_SOURCES[self.label] = limits_per_key
+        RECORDERS[self.label] = capture.TransitionRecorder()
+        ALERT_SOURCES[self.label] = deliveries.open_alerts
+        KEY_LIMIT_SOURCES[self.label] = capture.limits_per_key
         task.register()
-        register_command(notify)
+        register_command(commands.notify)

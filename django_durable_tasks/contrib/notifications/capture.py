@@ -17,19 +17,11 @@ from django.dispatch import receiver
 
 from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.choices import EventType, Status
-from django_durable_tasks.contrib.notifications.events import (
-    OF_TRANSITION,
-    EndpointEventData,
-    FireEventData,
-    OccurredEvent,
-    QuotaEventData,
-    RetryingTaskData,
-)
+from django_durable_tasks.contrib.notifications import messages
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
-from django_durable_tasks.models.guarded import TenantQuerySet
 from django_durable_tasks.process_state import Refresher
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.trigger import KnownSchedule
@@ -57,14 +49,6 @@ waits for another reader.
 """
 
 
-def settings_rows() -> TenantQuerySet[NotificationSetting]:
-    """Return a queryset of all notification settings, without the guard against writes."""
-    queryset: TenantQuerySet[NotificationSetting] = NotificationSetting.objects.using(
-        tables.database()
-    )
-    return queryset.unguarded()
-
-
 class Subscriptions:
     """The enabled settings at one moment. ``stored`` counts the disabled ones too."""
 
@@ -81,12 +65,14 @@ class Subscriptions:
         """The tenants that have a setting."""
         return frozenset(self._by_tenant)
 
-    def may_select(self, event: OccurredEvent) -> bool:
+    def may_select(self, event: messages.OccurredEvent) -> bool:
         """Return whether a setting selects this event, whatever its schedule."""
         settings = self._by_tenant.get(event.tenant_id, ())
         return any(setting.selected(event, any_schedule=True) for setting in settings)
 
-    def selecting(self, event: OccurredEvent) -> list[tuple[NotificationSetting, EventType]]:
+    def selecting(
+        self, event: messages.OccurredEvent
+    ) -> list[tuple[NotificationSetting, EventType]]:
         """Return the settings that select an event, each with the type of its message."""
         settings = self._by_tenant.get(event.tenant_id, ())
         return [(setting, kind) for setting in settings if (kind := setting.selected(event))]
@@ -142,19 +128,17 @@ class RecentSubscriptions:
             return
         try:
             with tables.atomic() if in_transaction() else nullcontext():
-                self._read_changed()
+                # Each change raises a revision, each creation the greatest id, each deletion
+                # changes the number, so that one statement shows whether a setting has changed.
+                rows = tables.unguarded(NotificationSetting)
+                version = rows.aggregate(Count("pk"), Sum("revision"), Max("pk"))
+                if version != self._version:
+                    enabled = rows.filter(enabled=True).order_by("pk")
+                    self._enabled = Subscriptions(enabled, stored=version["pk__count"])
+                    self._version = version
             self._read_at = time.monotonic()
         finally:
             self._lock.release()
-
-    def _read_changed(self) -> None:
-        # Each change raises a revision, each creation the greatest id, each deletion changes the
-        # number, so that one statement shows whether a setting has changed.
-        version = settings_rows().aggregate(Count("pk"), Sum("revision"), Max("pk"))
-        if version != self._version:
-            enabled = settings_rows().filter(enabled=True).order_by("pk")
-            self._enabled = Subscriptions(enabled, stored=version["pk__count"])
-            self._version = version
 
 
 def subscriptions() -> Subscriptions:
@@ -247,7 +231,7 @@ def _failed(error: Exception) -> None:
     process_state.of(CaptureHealth).failed(error)
 
 
-def record_events(enabled: Subscriptions, occurred: Iterable[OccurredEvent]) -> None:
+def record_events(enabled: Subscriptions, occurred: Iterable[messages.OccurredEvent]) -> None:
     """Insert the events that the subscriptions select. Raises the errors of the database."""
     now = estimated_now()
     rows: list[dict[str, Any]] = [
@@ -281,7 +265,7 @@ def _insert_in_one_statement(rows: list[dict[str, Any]]) -> None:
 
 # Transitions of tasks.
 
-_OF_SUCCESS = OF_TRANSITION["succeed", Status.SUCCESS]
+_OF_SUCCESS = messages.OF_TRANSITION["succeed", Status.SUCCESS]
 _COLUMNS = (
     *("pk", "tenant_id", "name", "queue", "recurring_task__name", "attempts", "max_attempts"),
     *("last_error", "due_at"),
@@ -304,7 +288,7 @@ class TransitionRecorder:
         """Record the events of tasks that have changed to this status. Of ``runs``, which have
         succeeded, tasks are read only for the names of their schedules.
         """
-        types = OF_TRANSITION.get((transition, status), ())
+        types = messages.OF_TRANSITION.get((transition, status), ())
         enabled = _selecting(types)
         if enabled is None:
             return
@@ -312,10 +296,24 @@ class TransitionRecorder:
         if runs and not selectable:
             return
         with _guarded():
-            if runs:
-                record_events(enabled, _of_runs(enabled, selectable))
-            else:
+            if not runs:
                 record_events(enabled, _of_tasks(enabled, types, status, task_ids))
+                return
+            scheduled = [run.task_id for run in selectable if run.recurring_task_id is not None]
+            events = [] if not scheduled else list(_of_tasks(enabled, types, status, scheduled))
+            for run in selectable:
+                if run.recurring_task_id is None:
+                    row = {
+                        "pk": run.task_id,
+                        "tenant_id": run.tenant_id,
+                        "name": run.name,
+                        "queue": run.queue,
+                        "recurring_task__name": None,
+                        "attempts": run.attempt,
+                        "max_attempts": run.max_attempts,
+                    }
+                    events.append(_of_task(types, status, row))
+            record_events(enabled, events)
 
 
 def _selectable(enabled: Subscriptions, runs: Sequence[Run]) -> list[Run]:
@@ -325,29 +323,11 @@ def _selectable(enabled: Subscriptions, runs: Sequence[Run]) -> list[Run]:
         for run in runs
         if run.name not in OWN_TASKS
         and enabled.may_select(
-            OccurredEvent(
+            messages.OccurredEvent(
                 types=_OF_SUCCESS, tenant_id=run.tenant_id, task_name=run.name, queue=run.queue
             )
         )
     ]
-
-
-def _of_runs(enabled: Subscriptions, runs: Sequence[Run]) -> Iterator[OccurredEvent]:
-    scheduled = [run.task_id for run in runs if run.recurring_task_id is not None]
-    if scheduled:
-        yield from _of_tasks(enabled, _OF_SUCCESS, Status.SUCCESS, scheduled)
-    for run in runs:
-        if run.recurring_task_id is None:
-            row = {
-                "pk": run.task_id,
-                "tenant_id": run.tenant_id,
-                "name": run.name,
-                "queue": run.queue,
-                "recurring_task__name": None,
-                "attempts": run.attempt,
-                "max_attempts": run.max_attempts,
-            }
-            yield _of_task(_OF_SUCCESS, Status.SUCCESS, row)
 
 
 def _of_tasks(
@@ -355,7 +335,7 @@ def _of_tasks(
     types: Sequence[EventType],
     status: Status,
     task_ids: Sequence[uuid.UUID],
-) -> Iterator[OccurredEvent]:
+) -> Iterator[messages.OccurredEvent]:
     changed = tables.tasks().filter(status=status, tenant_id__in=sorted(enabled.tenants))
     for first in range(0, len(task_ids), _TOGETHER):
         page = changed.filter(pk__in=list(task_ids[first : first + _TOGETHER]))
@@ -364,9 +344,11 @@ def _of_tasks(
                 yield _of_task(types, status, row)
 
 
-def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any]) -> OccurredEvent:
+def _of_task(
+    types: Sequence[EventType], status: Status, row: Mapping[str, Any]
+) -> messages.OccurredEvent:
     schedule = row["recurring_task__name"] or ""
-    data: RetryingTaskData = {
+    data: messages.RetryingTaskData = {
         "task_id": str(row["pk"]),
         "task_name": row["name"],
         "queue": row["queue"],
@@ -380,7 +362,7 @@ def _of_task(types: Sequence[EventType], status: Status, row: Mapping[str, Any])
         data["error"] = shortened(text_for_tenants(error), _ERROR_MAX)
     if status == Status.PENDING and row["due_at"] is not None:
         data["next_attempt_at"] = _instant(row["due_at"])
-    return OccurredEvent(
+    return messages.OccurredEvent(
         types=types,
         tenant_id=row["tenant_id"],
         task_name=row["name"],
@@ -404,42 +386,39 @@ def record_fires(
 ) -> None:
     """Record the missed and late fire times of a tick, in its transaction."""
     enabled = _selecting((EventType.MISSED, EventType.LATE))
-    if enabled is not None:
-        with _guarded():
-            record_events(
-                enabled,
-                [
-                    _of_fire(row, entry, kind)
-                    for kind, entries in ((EventType.MISSED, missed), (EventType.LATE, late))
-                    for entry in entries
-                    if (row := schedules.get(entry.recurring_task_id)) is not None
-                    and row.task not in OWN_TASKS
-                ],
-            )
-
-
-def _of_fire(row: KnownSchedule, entry: LedgerEntry, kind: EventType) -> OccurredEvent:
-    data: FireEventData = {
-        "schedule_id": str(row.pk),
-        "schedule": row.name,
-        "task_name": row.task,
-        "fire_time": _instant(entry.fire_time),
-        "count": entry.count,
-        "reason": entry.reason,
-    }
-    if entry.last_fire_time is not None:
-        data["last_fire_time"] = _instant(entry.last_fire_time)
-    if entry.task_id is not None:
-        data["task_id"] = str(entry.task_id)
-    return OccurredEvent(
-        types=(kind,),
-        tenant_id=row.tenant_id,
-        task_name=row.task,
-        queue=row.queue,
-        schedule=row.name,
-        shown_as=row.name,
-        data=data,
-    )
+    if enabled is None:
+        return
+    with _guarded():
+        events = []
+        for kind, entries in ((EventType.MISSED, missed), (EventType.LATE, late)):
+            for entry in entries:
+                row = schedules.get(entry.recurring_task_id)
+                if row is None or row.task in OWN_TASKS:
+                    continue
+                data: messages.FireEventData = {
+                    "schedule_id": str(row.pk),
+                    "schedule": row.name,
+                    "task_name": row.task,
+                    "fire_time": _instant(entry.fire_time),
+                    "count": entry.count,
+                    "reason": entry.reason,
+                }
+                if entry.last_fire_time is not None:
+                    data["last_fire_time"] = _instant(entry.last_fire_time)
+                if entry.task_id is not None:
+                    data["task_id"] = str(entry.task_id)
+                events.append(
+                    messages.OccurredEvent(
+                        types=(kind,),
+                        tenant_id=row.tenant_id,
+                        task_name=row.task,
+                        queue=row.queue,
+                        schedule=row.name,
+                        shown_as=row.name,
+                        data=data,
+                    )
+                )
+        record_events(enabled, events)
 
 
 def _instant(value: datetime) -> str:
@@ -459,8 +438,8 @@ def record_endpoint(*, change: str, endpoint: str, reason: str, run: Run, **_: A
     if enabled is None:
         return
     shown = endpoint.removeprefix(f"{run.tenant_id}:")
-    data: EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
-    event = OccurredEvent(
+    data: messages.EndpointEventData = {"endpoint": shown, "task_name": run.name, "error": reason}
+    event = messages.OccurredEvent(
         types=(kind,),
         tenant_id=run.tenant_id,
         task_name=run.name,
@@ -486,18 +465,7 @@ class RecentQuotaEvents:
     """When tenants had their last event of a quota, as this process read it."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, str], datetime] = {}
-
-    def has(self, tenant_id: int, quota: str, now: datetime) -> bool:
-        """Return whether an event of the last hour is known."""
-        last = self._last.get((tenant_id, quota))
-        return last is not None and abs(now - last) < _PERIOD
-
-    def remember(self, tenant_id: int, quota: str, last: datetime) -> None:
-        """Keep the time of an event that was committed."""
-        if len(self._last) >= _KNOWN:
-            self._last.clear()
-        self._last[tenant_id, quota] = last
+        self.last: dict[tuple[int, str], datetime] = {}
 
 
 @receiver(quota_refused)
@@ -505,36 +473,30 @@ def record_quota(*, sender: Any, tenant_id: int, quota: str, detail: str, **_: A
     """Record a refused request. ``sender`` is the model of the quotas, which belongs to the HTTP
     API. Errors are logged and not raised.
     """
-    now = estimated_now()
-    if process_state.of(RecentQuotaEvents).has(tenant_id, quota, now):
+    now, known = estimated_now(), process_state.of(RecentQuotaEvents).last
+    last = known.get((tenant_id, quota))
+    if last is not None and abs(now - last) < _PERIOD:
         return
     types = (EventType.QUOTA_REACHED,)
-    data: QuotaEventData = {"quota": quota, "detail": detail}
-    event = OccurredEvent(types=types, tenant_id=tenant_id, shown_as=quota, data=data)
+    data: messages.QuotaEventData = {"quota": quota, "detail": detail}
+    event = messages.OccurredEvent(types=types, tenant_id=tenant_id, shown_as=quota, data=data)
     enabled = _selecting(types)
     if enabled is None or not enabled.selecting(event):
         return
     with _guarded(), tables.atomic():
-        if _is_first(sender, tenant_id, quota, now):
-            record_events(enabled, [event])
-
-
-def _is_first(model: Any, tenant_id: int, quota: str, now: datetime) -> bool:
-    """Return whether no event of the last hour exists; the caller then writes one.
-
-    A row that a request has locked is left out: the next refusal finds it free.
-    """
-    quota_rows = model.objects.using(tables.database()).unguarded()
-    rows = quota_rows.filter(pk=tenant_id)
-    if not rows.exists():
-        quota_rows.bulk_create([model(tenant_id=tenant_id)], ignore_conflicts=True)
-    row = tables.locked_for_change(rows, skip_locked=True).first()
-    if row is None:
-        return False
-    notified = row.notified_at.get(quota)
-    last = None if notified is None else datetime.fromisoformat(notified)
-    if last is not None and abs(now - last) < _PERIOD:
-        process_state.of(RecentQuotaEvents).remember(tenant_id, quota, last)
-        return False
-    rows.update(notified_at={**row.notified_at, quota: now.isoformat()})
-    return True
+        quota_rows = sender.objects.using(tables.database()).unguarded()
+        rows = quota_rows.filter(pk=tenant_id)
+        if not rows.exists():
+            quota_rows.bulk_create([sender(tenant_id=tenant_id)], ignore_conflicts=True)
+        row = tables.locked_for_change(rows, skip_locked=True).first()
+        if row is None:
+            return  # a request has locked it: the next refusal finds it free
+        notified = row.notified_at.get(quota)
+        last = None if notified is None else datetime.fromisoformat(notified)
+        if last is not None and abs(now - last) < _PERIOD:
+            if len(known) >= _KNOWN:
+                known.clear()
+            known[tenant_id, quota] = last
+            return
+        rows.update(notified_at={**row.notified_at, quota: now.isoformat()})
+        record_events(enabled, [event])

@@ -9,23 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.command.subcommand import (
-    OK,
-    UNHEALTHY,
-    Options,
-    Output,
-    argument,
-    filtered,
-    perform,
-    refuse,
-    subcommand,
-    table,
-    tenant_named,
-)
+from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.store.tables import database
+from django_durable_tasks.store import tables
 
 _COLUMNS = ("name", "tenant", "enabled", "events", "delivery_type", "to", "last_delivery", "at")
 _SHOWN = 1_000
@@ -35,11 +23,11 @@ _idle = threading.Event()
 """Never set: waiting for it is a pause."""
 
 
-@subcommand(
-    argument("action", choices=("list", "test"), help="What to do."),
-    argument("name", metavar="NAME", nargs="?", help="The name of the setting to test."),
-    argument("--tenant", metavar="SLUG", help="The slug of the tenant."),
-    argument(
+@cli.subcommand(
+    cli.argument("action", choices=("list", "test"), help="What to do."),
+    cli.argument("name", metavar="NAME", nargs="?", help="The name of the setting to test."),
+    cli.argument("--tenant", metavar="SLUG", help="The slug of the tenant."),
+    cli.argument(
         "--wait",
         type=float,
         default=_WAIT,
@@ -48,7 +36,7 @@ _idle = threading.Event()
     ),
     operations=(deliveries.create_test,),
 )
-def notify(options: Options, out: Output) -> int:
+def notify(options: cli.Options, out: cli.Output) -> int:
     """List the notification settings, or test one.
 
     Examples:
@@ -58,18 +46,30 @@ def notify(options: Options, out: Output) -> int:
     """
     if options["action"] == "test":
         if not options["name"]:
-            refuse("Name a notification setting: durable notify test ops.")
+            cli.refuse("Name a notification setting: durable notify test ops.")
         matching = list(
             _rows({**options, "tenant": options["tenant"] or _DEFAULT}).filter(name=options["name"])
         )
         if not matching:
-            refuse(f"The tenant has no notification setting {options['name']!r}.")
-        outcome = perform(deliveries.create_test, matching[0], options)
+            cli.refuse(f"The tenant has no notification setting {options['name']!r}.")
+        outcome = cli.perform(deliveries.create_test, matching[0], options)
         out.note(outcome.message)
-        result = _awaited(outcome.value, options["wait"])
+        # The result of the task, or its present state after this time.
+        deadline, task_id = time.monotonic() + options["wait"], outcome.value
+        columns = ("status", "result", "last_error", "attempts")
+        while True:
+            task = tables.tasks().filter(pk=task_id).values(*columns)
+            state: Mapping[str, Any] = task.first() or {}
+            status, tried = state.get("status", "DELETED"), state.get("attempts", 0) > 0
+            done = status not in (Status.PENDING, Status.QUEUED, Status.RUNNING)
+            if done or (tried and status == Status.PENDING) or time.monotonic() >= deadline:
+                break
+            _idle.wait(_POLL)
+        sent = status == Status.SUCCESS and bool((state.get("result") or {}).get("sent"))
+        result = {"sent": sent, "status": status, "error": state.get("last_error", "")}
         data = {"command": "notify", "setting": options["name"], "task": outcome.value, **result}
         text = _sentence(outcome.value, result)
-        return out.emit(data, text, OK if result["sent"] else UNHEALTHY)
+        return out.emit(data, text, cli.OK if result["sent"] else cli.UNHEALTHY)
     rows = []
     for row in _rows(options).order_by("tenant_id", "name")[:_SHOWN]:
         try:
@@ -90,27 +90,14 @@ def notify(options: Options, out: Output) -> int:
             }
         )
     out.note_if_cut(rows, _SHOWN)
-    return out.emit(rows, table(_COLUMNS, rows, "there are no notification settings"))
+    return out.emit(rows, cli.table(_COLUMNS, rows, "there are no notification settings"))
 
 
-def _rows(options: Options) -> Any:
+def _rows(options: cli.Options) -> Any:
     if options["tenant"] is not None:
-        tenant_named(options["tenant"])
-    rows = NotificationSetting.objects.using(database()).select_related("tenant")
-    return filtered(rows, options, {"tenant": "tenant__slug"})
-
-
-def _awaited(task_id: uuid.UUID, seconds: float) -> dict[str, Any]:
-    """Return the result of the task, or its present state after this time."""
-    deadline = time.monotonic() + seconds
-    while True:
-        row: Mapping[str, Any] = deliveries.shown_result(task_id) or {}
-        status, tried = row.get("status", "DELETED"), row.get("attempts", 0) > 0
-        done = status not in (Status.PENDING, Status.QUEUED, Status.RUNNING)
-        if done or (tried and status == Status.PENDING) or time.monotonic() >= deadline:
-            sent = status == Status.SUCCESS and bool((row.get("result") or {}).get("sent"))
-            return {"sent": sent, "status": status, "error": row.get("last_error", "")}
-        _idle.wait(_POLL)
+        cli.tenant_named(options["tenant"])
+    rows = NotificationSetting.objects.using(tables.database()).select_related("tenant")
+    return cli.filtered(rows, options, {"tenant": "tenant__slug"})
 
 
 def _sentence(task_id: uuid.UUID, result: Mapping[str, Any]) -> str:

@@ -20,20 +20,7 @@ from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatu
 from django_durable_tasks.cluster import queues, status
 from django_durable_tasks.contrib.callbacks import http
 from django_durable_tasks.contrib.callbacks.http import SigningSecrets, record_read_secrets
-from django_durable_tasks.contrib.notifications import messages
-from django_durable_tasks.contrib.notifications.capture import (
-    RecentSubscriptions,
-    Subscriptions,
-    record_events,
-    settings_rows,
-    subscriptions,
-)
-from django_durable_tasks.contrib.notifications.events import (
-    AlertData,
-    AlertKind,
-    NotificationTestData,
-    OccurredEvent,
-)
+from django_durable_tasks.contrib.notifications import capture, messages
 from django_durable_tasks.contrib.notifications.models import (
     Alert,
     NotificationEvent,
@@ -50,7 +37,7 @@ from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.states import inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.targets.addresses import address_policy
+from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
@@ -112,21 +99,26 @@ def create_setting(tenant: Any = None, **values: Any) -> NotificationSetting:
             # The tenant is locked, so that concurrent calls do not exceed the maximum.
             tenants = Tenant.objects.using(tables.database())
             tables.locked_for_change(tenants).get(pk=tenant_id)
-            if settings_rows().for_tenant(tenant_id).count() >= _SETTINGS_MAX:
+            if (
+                tables.unguarded(NotificationSetting).filter(tenant_id=tenant_id).count()
+                >= _SETTINGS_MAX
+            ):
                 raise TransitionRefused(
                     f"The tenant has {_SETTINGS_MAX} notification settings, the most that are"
                     " allowed: delete one first."
                 )
-            settings_rows().bulk_create([row])
-            created = settings_rows().get(tenant_id=tenant_id, name=row.name)
+            tables.unguarded(NotificationSetting).bulk_create([row])
+            created = tables.unguarded(NotificationSetting).get(tenant_id=tenant_id, name=row.name)
             # A ciphertext is bound to the id, which is known only after the insert.
-            settings_rows().filter(pk=created.pk).update(**_set_config(created, config))
+            tables.unguarded(NotificationSetting).filter(pk=created.pk).update(
+                **_set_config(created, config)
+            )
             entry.changed(_AUDITED, created.pk, {}, _shown(created), tenant_id)
     except IntegrityError:
         raise TransitionRefused(
             f"name={row.name!r}: the tenant has a notification setting of this name."
         ) from None
-    process_state.of(RecentSubscriptions).expire()
+    process_state.of(capture.RecentSubscriptions).expire()
     return created
 
 
@@ -154,7 +146,7 @@ def change_setting(
     InvalidOption, and TransitionRefused if the setting was deleted or has another revision.
     """
     with recorded("notification_setting.change") as entry:
-        rows = tables.locked_for_change(settings_rows().filter(pk=row.pk))
+        rows = tables.locked_for_change(tables.unguarded(NotificationSetting).filter(pk=row.pk))
         present = rows.first()
         if present is None or (revision is not None and present.revision != revision):
             raise TransitionRefused(
@@ -167,18 +159,18 @@ def change_setting(
             checked["collecting"] = None
         if "delivery_config" in checked:
             checked |= _set_config(present, checked["delivery_config"])
-        settings_rows().filter(pk=present.pk).update(
+        tables.unguarded(NotificationSetting).filter(pk=present.pk).update(
             **checked,
             revision=F("revision") + 1,
             updated_at=DatabaseNow(),
             updated_by=current_actor().by[:200],
             reason=current_actor().reason[:500],
         )
-        changed = settings_rows().get(pk=present.pk)
+        changed = tables.unguarded(NotificationSetting).get(pk=present.pk)
         if _times(changed) != _times(present):
             _make_due(changed.pk)
         entry.changed(_AUDITED, row.pk, before, _shown(changed), present.tenant_id)
-    process_state.of(RecentSubscriptions).expire()
+    process_state.of(capture.RecentSubscriptions).expire()
     return changed
 
 
@@ -231,38 +223,31 @@ def _checked(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, A
         )
     names = ("quiet_from", "quiet_until")
     messages.check_together({name: checked.get(name, getattr(row, name)) for name in names})
-    if any(name in values for name in _DESTINATION):
-        checked |= _destination(row, values)
-    return checked
-
-
-def _destination(row: NotificationSetting, values: Mapping[str, Any]) -> dict[str, Any]:
     kind = values.get("delivery_type", row.delivery_type)
-    if "delivery_config" not in values:
-        if kind == row.delivery_type:
-            return {}
+    if "delivery_config" in values:
+        try:
+            present: dict[str, Any] = row.delivery_config
+        except EncryptionError:
+            present = {}  # a destination that cannot be decrypted can be replaced
+        new = values["delivery_config"]
+        # Compared as it is shown: otherwise an editor could guess a destination by what changes.
+        is_kept = kind == row.delivery_type and new == messages.shown_config(kind, present)
+        slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
+        config = messages.checked_config(
+            kind,
+            dict(present) if is_kept else new,
+            policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
+            allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
+        )
+        if not is_kept:
+            checked |= {"delivery_type": kind, "delivery_config": config}
+    elif kind != row.delivery_type:
         # A URL must not become readable by a type whose masks show more of it.
         raise InvalidOption(
             f"delivery_config is missing: delivery_type={kind!r} needs a new one.",
             option="delivery_config",
         )
-    try:
-        present: dict[str, Any] = row.delivery_config
-    except EncryptionError:
-        present = {}  # a destination that cannot be decrypted can be replaced
-    new = values["delivery_config"]
-    merged = messages.merged_config(kind, new, row.delivery_type, present)
-    slug = Tenant.objects.using(tables.database()).get(pk=row.tenant_id).slug
-    config = messages.checked_config(
-        kind,
-        merged,
-        policy=address_policy(conf.settings().HTTP_PORTS, conf.allowed("HTTP_ALLOW", slug)),
-        allowed=conf.allowed("NOTIFICATION_EMAIL_ALLOW", slug),
-    )
-    # Compared as it is shown: otherwise an editor could guess a destination by what changes.
-    if kind == row.delivery_type and new == messages.shown_config(kind, present):
-        return {}
-    return {"delivery_type": kind, "delivery_config": config}
+    return checked
 
 
 @operation(
@@ -287,10 +272,10 @@ def delete_setting(row: NotificationSetting) -> bool:
     """
     key, actor = row.pk, current_actor()
     with recorded("notification_setting.delete") as entry:
-        deleted = bool(settings_rows().filter(pk=key).delete()[0])
+        deleted = bool(tables.unguarded(NotificationSetting).filter(pk=key).delete()[0])
         if deleted:
             entry.changed(_AUDITED, key, _shown(row), {}, row.tenant_id)
-    process_state.of(RecentSubscriptions).expire()
+    process_state.of(capture.RecentSubscriptions).expire()
     if deleted:
         text = comment(f"Notification setting {row.name!r} was deleted", actor.by, actor.reason)
         logger.info("%s.", text)
@@ -299,17 +284,14 @@ def delete_setting(row: NotificationSetting) -> bool:
 
 def disable_setting(setting_id: int, reason: str) -> None:
     """Disable a setting whose receiver wants no more messages."""
-    disabled = (
-        settings_rows()
-        .filter(pk=setting_id, enabled=True)
-        .update(
-            enabled=False,
-            collecting=None,
-            revision=F("revision") + 1,
-            updated_at=DatabaseNow(),
-            updated_by="",
-            reason=reason[:500],
-        )
+    rows = tables.unguarded(NotificationSetting).filter(pk=setting_id, enabled=True)
+    disabled = rows.update(
+        enabled=False,
+        collecting=None,
+        revision=F("revision") + 1,
+        updated_at=DatabaseNow(),
+        updated_by="",
+        reason=reason[:500],
     )
     if disabled:
         logger.warning("Notification setting %d was disabled: %s", setting_id, reason)
@@ -319,7 +301,7 @@ def secrets_of_setting(setting: NotificationSetting, *, by: str) -> SigningSecre
     """Return the secrets with which the messages of a notification setting are signed."""
     name, origin, secrets = messages.endpoint_of_setting(setting.pk), None, list[str]()
     if DeliveryType(setting.delivery_type).is_http:
-        target = messages.url_of(setting.delivery_config)
+        target = parsed_url(setting.delivery_config.get("url"))
         origin = target.origin
         secrets = http.signing_secrets(setting.tenant_id, target, name)
     result = SigningSecrets(origin=origin, endpoint=name, secrets=secrets)
@@ -331,7 +313,7 @@ def record_result(setting_id: int, status: str, error: str = "") -> None:
     """Record the result of the last delivery, unless another transaction has locked the setting.
     The revision stays the same.
     """
-    this = settings_rows().filter(pk=setting_id)
+    this = tables.unguarded(NotificationSetting).filter(pk=setting_id)
     with tables.atomic():
         free = tables.locked_for_change(this, skip_locked=True)
         if free.values_list("pk", flat=True).first() is not None:
@@ -429,28 +411,32 @@ def create_due_deliveries(now: datetime, limit: int, started: StartedDeliveries)
                 events = events[: free[setting_id]]
                 full.add(setting_id)
             changed += len(events)
-            created[setting_id] = _assigned(setting, events, now, more=batch.is_full)
+            created[setting_id] = []
+            quiet_until = setting.quiet_end_after(now)
+            if quiet_until is not None:
+                _all(events).update(due_at=quiet_until)
+            elif _is_collected(setting):
+                created[setting_id] = _collected(setting, events, now, more=batch.is_full)
+            else:
+                for event in events:
+                    event.delivery = uuid.uuid4()
+                    created[setting_id].append(delivery_task(setting, event.delivery))
         if each := [
             row for rows in batch.of_setting.values() for row in rows if row.delivery is not None
         ]:
             tables.unguarded(NotificationEvent).bulk_update(each, ["delivery"])
         if full:
-            changed += _postponed(full, now, started)
+            # Otherwise the events of settings with enough deliveries stand before those of others.
+            due = _due(now).filter(setting_id__in=full).order_by("due_at", "id")
+            free_rows = due.select_for_update(skip_locked=True)
+            ids = list(free_rows.values_list("pk", flat=True)[:_AT_ONCE])
+            again = started.postponed(len(ids), now)
+            changed += tables.unguarded(NotificationEvent).filter(pk__in=ids).update(due_at=again)
         if new_tasks := [task for tasks in created.values() for task in tasks]:
             inserts.create_many(new_tasks)
     for setting_id, tasks in created.items():
         started.created(setting_id, [task.id for task in tasks])
     return changed
-
-
-def _postponed(settings: Collection[int], now: datetime, started: StartedDeliveries) -> int:
-    """Postpone the due events of settings with enough deliveries, at most _AT_ONCE; return how
-    many. They would stand before those of other settings.
-    """
-    due = _due(now).filter(setting_id__in=settings).order_by("due_at", "id")
-    ids = list(due.select_for_update(skip_locked=True).values_list("pk", flat=True)[:_AT_ONCE])
-    again = started.postponed(len(ids), now)
-    return tables.unguarded(NotificationEvent).filter(pk__in=ids).update(due_at=again)
 
 
 class _Batch:
@@ -466,7 +452,9 @@ class _Batch:
         self.of_setting = defaultdict[int, list[NotificationEvent]](list)
         for row in rows:
             self.of_setting[row.setting_id].append(row)
-        enabled = settings_rows().filter(pk__in=list(self.of_setting), enabled=True)
+        enabled = tables.unguarded(NotificationSetting).filter(
+            pk__in=list(self.of_setting), enabled=True
+        )
         self.settings = {row.pk: row for row in enabled}
         digests = enabled.filter(Q(digest__isnull=False) | Q(collecting__isnull=False))
         free = {
@@ -493,25 +481,6 @@ def _all(rows: Sequence[NotificationEvent]) -> GuardedQuerySet[NotificationEvent
     return tables.unguarded(NotificationEvent).filter(pk__in=[row.pk for row in rows])
 
 
-def _assigned(
-    setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
-) -> list[NewTask]:
-    """Assign events of one setting and return the tasks that deliver them. The caller writes the
-    ``delivery`` of events that are a message each.
-    """
-    quiet_until = setting.quiet_end_after(now)
-    if quiet_until is not None:
-        _all(rows).update(due_at=quiet_until)
-        return []
-    if _is_collected(setting):
-        return _collected(setting, rows, now, more=more)
-    tasks = list[NewTask]()
-    for row in rows:
-        row.delivery = uuid.uuid4()
-        tasks.append(delivery_task(setting, row.delivery))
-    return tasks
-
-
 def _collected(
     setting: NotificationSetting, rows: Sequence[NotificationEvent], now: datetime, *, more: bool
 ) -> list[NewTask]:
@@ -523,7 +492,7 @@ def _collected(
     remaining = _due(now).filter(setting_id=setting.pk)
     collecting = delivery if more and remaining.exists() else None
     if collecting != setting.collecting:
-        settings_rows().filter(pk=setting.pk).update(collecting=collecting)
+        tables.unguarded(NotificationSetting).filter(pk=setting.pk).update(collecting=collecting)
     return [] if collecting else [delivery_task(setting, delivery)]
 
 
@@ -556,7 +525,7 @@ def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
 def create_test(setting: NotificationSetting) -> uuid.UUID:
     """Create the delivery of a test message; return the id of its task."""
     delivery = uuid.uuid4()
-    data: NotificationTestData = {"setting": setting.name, "sent_by": current_actor().by}
+    data: messages.NotificationTestData = {"setting": setting.name, "sent_by": current_actor().by}
     event = NotificationEvent(
         setting_id=setting.pk,
         type=EventType.TEST,
@@ -608,13 +577,6 @@ def prune_events(now: datetime, limit: int) -> int:
     return tables.unguarded(NotificationEvent).filter(pk__in=old).delete()[0] if old else 0
 
 
-def shown_result(task_id: uuid.UUID) -> dict[str, Any] | None:
-    """Return status, result and error of a delivery; None if the task was deleted."""
-    columns = ("status", "result", "last_error", "attempts")
-    row: dict[str, Any] | None = tables.tasks().filter(pk=task_id).values(*columns).first()
-    return row
-
-
 # Alerts: conditions of the whole installation, with one event when one begins and one when it
 # ends.
 #
@@ -638,7 +600,7 @@ def watch_alerts(now: datetime) -> int:
     """Open and close alerts; return how many. Nothing is read unless a setting has ``on_alert``, or
     alerts are open.
     """
-    enabled = subscriptions()
+    enabled = capture.subscriptions()
     selected = not enabled.types.isdisjoint(_ALERT_TYPES)
     if not selected and not tables.unguarded(Alert).exists():
         return 0
@@ -652,7 +614,7 @@ def watch_alerts(now: datetime) -> int:
 
 
 def _changed(
-    enabled: Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
+    enabled: capture.Subscriptions, present: Mapping[Condition, str], now: datetime, calm: float
 ) -> int:
     """Write the difference between the open alerts and the present conditions, with its events."""
     rows = tables.locked_for_change(tables.unguarded(Alert).order_by("pk"))
@@ -679,7 +641,7 @@ def _changed(
         for (kind, subject), detail in began.items()
     ]
     events += [_event(EventType.ALERT_ENDED, row.kind, row.subject, row.detail) for row in ended]
-    record_events(enabled, events)
+    capture.record_events(enabled, events)
     return len(began) + len(ended)
 
 
@@ -688,10 +650,14 @@ def open_alerts(limit: int) -> list[Alert]:
     return list(tables.unguarded(Alert).order_by("pk")[:limit])
 
 
-def _event(type_: EventType, kind: str, subject: str, detail: str) -> OccurredEvent:
-    data: AlertData = {"alert": AlertKind(kind), "subject": subject, "detail": detail}
-    queue = subject if kind == AlertKind.QUEUE_WITHOUT_WORKER else ""
-    return OccurredEvent(
+def _event(type_: EventType, kind: str, subject: str, detail: str) -> messages.OccurredEvent:
+    data: messages.AlertData = {
+        "alert": messages.AlertKind(kind),
+        "subject": subject,
+        "detail": detail,
+    }
+    queue = subject if kind == messages.AlertKind.QUEUE_WITHOUT_WORKER else ""
+    return messages.OccurredEvent(
         types=(type_,),
         tenant_id=DEFAULT_TENANT_ID,
         queue=queue,
@@ -754,8 +720,8 @@ def _skewed_clocks(now: datetime) -> Iterator[tuple[str, str]]:
 
 
 _CHECKS = {
-    AlertKind.DEAD_LETTERS: _dead_letters,
-    AlertKind.SCHEDULE_OVERDUE: _overdue_schedules,
-    AlertKind.QUEUE_WITHOUT_WORKER: _queues_without_worker,
-    AlertKind.CLOCK_SKEW: _skewed_clocks,
+    messages.AlertKind.DEAD_LETTERS: _dead_letters,
+    messages.AlertKind.SCHEDULE_OVERDUE: _overdue_schedules,
+    messages.AlertKind.QUEUE_WITHOUT_WORKER: _queues_without_worker,
+    messages.AlertKind.CLOCK_SKEW: _skewed_clocks,
 }

@@ -1,4 +1,6 @@
-"""Notifications: the values of a setting, its destination, and the contents of messages."""
+"""Notifications: the events, when messages about them are due, the values of a setting, its
+destination, and the contents of messages.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,222 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, time, timedelta
+from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
-from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
-from django_durable_tasks.contrib.notifications.events import DigestCount, DigestData, EventMessage
+from django_durable_tasks.choices import FLAGS, DeliveryType, EventType, Status
 from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget, about
 from django_durable_tasks.masking import MASK, masked_url, shortened
 from django_durable_tasks.option_values import checked_key
-from django_durable_tasks.schedules.timetables.zones import zone_name
-from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
+from django_durable_tasks.schedules.timetables.zones import zone, zone_name
+from django_durable_tasks.targets.addresses import AddressPolicy, parsed_url
 from django_durable_tasks.targets.http_request import OF_SETTINGS
+
+_FAILED = (EventType.DEAD, EventType.FAILED)
+OF_TRANSITION: Mapping[tuple[str, Status], tuple[EventType, ...]] = {
+    ("succeed", Status.SUCCESS): (EventType.SUCCEEDED,),
+    ("force_complete", Status.SUCCESS): (EventType.SUCCEEDED,),
+    ("retry", Status.PENDING): (EventType.RETRYING,),
+    ("lose", Status.PENDING): (EventType.RETRYING,),
+    ("exhaust", Status.FAILED): _FAILED,
+    ("lose", Status.FAILED): _FAILED,
+    ("fail", Status.FAILED): _FAILED,
+}
+"""The event types of a transition. A setting that selects several of them gets the first one only:
+each failed task has a dead letter, and two messages about it would say the same.
+"""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OccurredEvent:
+    """Something that happened. ``types``: the types of messages about it, the preferred first.
+    ``schedule`` is the name of the recurring task. Empty names: it is not about one.
+    """
+
+    types: Sequence[EventType]
+    tenant_id: int
+    task_name: str = ""
+    queue: str = ""
+    schedule: str = ""
+    shown_as: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+def quiet_end(begin: time, end: time, time_zone: str, now: datetime) -> datetime | None:
+    """Return when the quiet hours that contain ``now`` end; None if it is outside of them.
+
+    In quiet hours nothing is sent. They are by the wall clock of a zone. ``begin`` may be later
+    than ``end``: the hours then include midnight.
+    """
+    try:
+        local = now.astimezone(zone(time_zone))
+    except InvalidSchedule:
+        # The installed tzdata does not have it any more. One setting must not stop the others.
+        local = now.astimezone(UTC)
+    clock = local.time()
+    if begin <= end:
+        if not begin <= clock < end:
+            return None
+        days = 0
+    elif clock >= begin:
+        days = 1
+    elif clock < end:
+        days = 0
+    else:
+        return None
+    day = local.date() + timedelta(days=days)
+    instant = datetime.combine(day, end, tzinfo=local.tzinfo)
+    # When clocks are set back, the end may be repeated. Its second pass is after `now`.
+    ends = (instant.astimezone(UTC), instant.replace(fold=1).astimezone(UTC))
+    return next((candidate for candidate in ends if candidate > now), None)
+
+
+def period_end(now: datetime, seconds: float) -> datetime:
+    """Return the end of the period of this length that contains ``now``. Periods are counted from
+    the epoch, so that every process computes the same ones.
+    """
+    length = timedelta(seconds=seconds)
+    # Timedeltas are whole microseconds, so no rounding can return an end that is not after now.
+    return _EPOCH + ((now - _EPOCH) // length + 1) * length
+
+
+# The JSON that webhooks of notification settings receive, as types.
+#
+# The code that builds a message is checked against these types, and the section ``webhooks`` of
+# the OpenAPI document is generated from them.
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The ``format`` of a string in JSON Schema."""
+
+    name: str
+
+
+class AlertKind(StrEnum):
+    """What is wrong."""
+
+    DEAD_LETTERS = "dead_letters"
+    SCHEDULE_OVERDUE = "schedule_overdue"
+    QUEUE_WITHOUT_WORKER = "queue_without_worker"
+    CLOCK_SKEW = "clock_skew"
+
+
+Id = Annotated[str, Format("uuid")]
+Instant = Annotated[str, Format("date-time")]
+
+
+class TaskEventData(TypedDict):
+    """A task."""
+
+    task_id: Id
+    task_name: str
+    queue: str
+    attempt: Annotated[int, "How many attempts have started."]
+    max_attempts: int
+    schedule: NotRequired[Annotated[str, "The name of the schedule that created the task."]]
+
+
+class FailedTaskData(TaskEventData):
+    """A task that failed."""
+
+    error: NotRequired[Annotated[str, "The start of the last error, with secrets masked."]]
+
+
+class RetryingTaskData(FailedTaskData):
+    """A task that failed and waits for its next attempt."""
+
+    next_attempt_at: NotRequired[Instant]
+
+
+class FireEventData(TypedDict):
+    """Fire times of a schedule."""
+
+    schedule_id: Id
+    schedule: Annotated[str, "The name of the schedule."]
+    task_name: str
+    fire_time: Annotated[Instant, "The first fire time."]
+    count: Annotated[int, "How many fire times the event is about."]
+    reason: str
+    last_fire_time: NotRequired[Annotated[Instant, "The last fire time, if there are several."]]
+    task_id: NotRequired[Annotated[Id, "The task that was created."]]
+
+
+class AlertData(TypedDict):
+    """A condition of the whole installation."""
+
+    alert: AlertKind
+    subject: Annotated[str, "The id of a schedule, the name of a queue or host, or empty."]
+    detail: Annotated[str, "A sentence about the condition."]
+
+
+class EndpointEventData(TypedDict):
+    """A receiver of HTTP callbacks."""
+
+    endpoint: Annotated[str, "Its origin, followed by the value of `endpoint` if one is set."]
+    task_name: str
+    error: Annotated[str, "The last failure, or the answer that ended deliveries."]
+
+
+class QuotaEventData(TypedDict):
+    """A quota of the tenant."""
+
+    quota: str
+    detail: Annotated[str, "Why the request was refused."]
+
+
+class NotificationTestData(TypedDict):
+    """A test of a notification setting."""
+
+    setting: Annotated[str, "The name of the setting."]
+    sent_by: Annotated[str, "The user or the API key that asked for the test."]
+
+
+class EventMessage(TypedDict):
+    """A message about one event. ``type`` determines the members of ``data``."""
+
+    type: EventType
+    timestamp: Annotated[Instant, "When the event occurred."]
+    data: Mapping[str, object]
+
+
+class DigestCount(TypedDict):
+    """How many events of one type and subject a digest is about."""
+
+    type: EventType
+    subject: str
+    count: int
+
+
+class DigestData(TypedDict):
+    """The events of a period."""
+
+    count: Annotated[int, "How many events the digest is about."]
+    counts: Annotated[list[DigestCount], "The most frequent types and subjects."]
+    events: Annotated[list[EventMessage], "The first events."]
+
+
+DATA_OF: Mapping[EventType, type] = {
+    EventType.SUCCEEDED: TaskEventData,
+    EventType.FAILED: FailedTaskData,
+    EventType.DEAD: FailedTaskData,
+    EventType.RETRYING: RetryingTaskData,
+    EventType.MISSED: FireEventData,
+    EventType.LATE: FireEventData,
+    EventType.ENDPOINT_OPENED: EndpointEventData,
+    EventType.ENDPOINT_GONE: EndpointEventData,
+    EventType.QUOTA_REACHED: QuotaEventData,
+    EventType.ALERT_BEGAN: AlertData,
+    EventType.ALERT_ENDED: AlertData,
+    EventType.TEST: NotificationTestData,
+    EventType.DIGEST: DigestData,
+}
+"""The type of ``data`` of each type of message."""
 
 # Where the messages of a setting are sent: ``delivery_type`` and ``delivery_config`` are checked
 # and masked here.
@@ -53,20 +257,17 @@ def checked_config(
         )
     if delivery_type == DeliveryType.EMAIL:
         return {"to": _addresses(config["to"], allowed)}
-    return {"url": _url(config["url"], policy)}
-
-
-def _url(value: object, policy: AddressPolicy) -> str:
-    if isinstance(value, str) and MASK in value:
+    url = config["url"]
+    if isinstance(url, str) and MASK in url:
         raise InvalidOption(
             "delivery_config has a masked URL: give the whole URL, or leave delivery_config out to"
             " keep the present one."
         )
     try:
-        policy.check(parsed_url(value))
+        policy.check(parsed_url(url))
     except InvalidTarget as refused:
         raise InvalidOption(f"delivery_config has a URL that cannot be used: {refused}") from None
-    return str(value)
+    return {"url": str(url)}
 
 
 def _addresses(value: object, allowed: Sequence[str]) -> list[str]:
@@ -97,11 +298,6 @@ def is_allowed(address: str, allowed: Sequence[str]) -> bool:
     return any(fnmatchcase(address.lower(), pattern.lower()) for pattern in allowed)
 
 
-def url_of(config: Mapping[str, Any]) -> TargetUrl:
-    """Return the URL of a stored configuration; raises InvalidTarget."""
-    return parsed_url(config.get("url"))
-
-
 def endpoint_of_setting(setting_id: object) -> str:
     """Return the name of the receiver of a setting, of which its signing secret is derived."""
     return f"{OF_SETTINGS}{setting_id}"
@@ -124,19 +320,10 @@ def shown_config(delivery_type: str, config: Mapping[str, Any]) -> dict[str, Any
     return {**config, "url": shown_url(delivery_type, str(config["url"]))}
 
 
-def merged_config(
-    delivery_type: str, config: Any, present_type: str, present: Mapping[str, Any]
-) -> Any:
-    """Return the present configuration if the given one is its masked form, else the given one."""
-    is_mask = config == shown_config(present_type, present)
-    return dict(present) if is_mask and delivery_type == present_type else config
-
-
 # Checks the values of a notification setting, except its destination.
 
 
 SHORTEST_DIGEST, LONGEST_DIGEST = 60.0, 86_400.0
-_PATTERN_MAX = 200
 
 
 def _flag(option: str, value: object) -> bool:
@@ -180,7 +367,7 @@ def _checked_zone(option: str, value: object) -> str:
         raise InvalidOption(f"{option} is not valid: {refused}", option=option) from None
 
 
-_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "name": checked_key,
     "user_id": _pattern,
     "enabled": _flag,
@@ -198,10 +385,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked values of the given fields; raises InvalidOption."""
     for name in values:
-        if name not in _CHECKS:
-            hint = did_you_mean(name, _CHECKS)
+        if name not in CHECKS:
+            hint = did_you_mean(name, CHECKS)
             raise InvalidOption(f"{name}: a notification setting has no such field. {hint}".strip())
-    return {name: _CHECKS[name](name, value) for name, value in values.items()}
+    return {name: CHECKS[name](name, value) for name, value in values.items()}
 
 
 def check_together(values: Mapping[str, Any]) -> None:

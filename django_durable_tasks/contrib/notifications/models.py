@@ -12,15 +12,8 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import DEFAULT_TENANT_ID, FLAGS, DeliveryType, EventType
-from django_durable_tasks.contrib.notifications.events import OccurredEvent, QuietHours, period_end
-from django_durable_tasks.contrib.notifications.messages import shown_config
-from django_durable_tasks.models.fields import (
-    EncryptedJSONField,
-    ExactCharField,
-    InstantField,
-    PartialIndex,
-    StatementTime,
-)
+from django_durable_tasks.contrib.notifications import messages
+from django_durable_tasks.models import fields
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 
 # NotificationSetting: which events of a tenant are sent where.
@@ -52,8 +45,8 @@ class NotificationSetting(GuardedModel):
         db_index=False,
         related_name="+",
     )
-    name = ExactCharField(_("name"), max_length=200)
-    user_id = ExactCharField(
+    name = fields.ExactCharField(_("name"), max_length=200)
+    user_id = fields.ExactCharField(
         _("user"),
         max_length=200,
         blank=True,
@@ -82,19 +75,19 @@ class NotificationSetting(GuardedModel):
     on_alert = models.BooleanField(
         _("on alert"), default=False, help_text=_("State of the whole installation.")
     )
-    task_name = ExactCharField(
+    task_name = fields.ExactCharField(
         _("task name"), max_length=200, blank=True, default="", help_text=_PATTERN
     )
-    queue = ExactCharField(_("queue"), max_length=200, blank=True, default="", help_text=_PATTERN)
-    schedule = ExactCharField(
+    queue = fields.ExactCharField(
+        _("queue"), max_length=200, blank=True, default="", help_text=_PATTERN
+    )
+    schedule = fields.ExactCharField(
         _("schedule"), max_length=200, blank=True, default="", help_text=_PATTERN
     )
-    delivery_type = ExactCharField(
-        _("delivery type"),
-        max_length=13,
-        choices=[(kind.value, kind.value) for kind in DeliveryType],
+    delivery_type = fields.ExactCharField(
+        _("delivery type"), max_length=13, choices=fields.choices_of(DeliveryType)
     )
-    delivery_config = EncryptedJSONField(_("delivery configuration"), default=dict)
+    delivery_config = fields.EncryptedJSONField(_("delivery configuration"), default=dict)
     digest = models.FloatField(
         _("digest"),
         null=True,
@@ -103,22 +96,24 @@ class NotificationSetting(GuardedModel):
     )
     quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)
     quiet_until = models.TimeField(_("quiet until"), null=True, blank=True)
-    time_zone = ExactCharField(
+    time_zone = fields.ExactCharField(
         _("time zone"), max_length=64, default="UTC", help_text=_("Of the quiet hours.")
     )
     collecting = models.UUIDField(null=True, editable=False)
     revision = models.BigIntegerField(_("revision"), default=1)
-    created_at = InstantField(_("created at"), db_default=StatementTime())
-    updated_at = InstantField(_("updated at"), db_default=StatementTime())
-    updated_by = ExactCharField(_("updated by"), max_length=200, blank=True, default="")
-    reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
-    last_delivery_status = ExactCharField(_("last delivery"), max_length=8, blank=True, default="")
-    last_delivery_at = InstantField(_("last delivery at"), null=True, blank=True)
-    last_delivery_error = ExactCharField(
+    created_at = fields.InstantField(_("created at"), db_default=fields.StatementTime())
+    updated_at = fields.InstantField(_("updated at"), db_default=fields.StatementTime())
+    updated_by = fields.ExactCharField(_("updated by"), max_length=200, blank=True, default="")
+    reason = fields.ExactCharField(_("reason"), max_length=500, blank=True, default="")
+    last_delivery_status = fields.ExactCharField(
+        _("last delivery"), max_length=8, blank=True, default=""
+    )
+    last_delivery_at = fields.InstantField(_("last delivery at"), null=True, blank=True)
+    last_delivery_error = fields.ExactCharField(
         _("error of the last delivery"), max_length=200, blank=True, default=""
     )
 
-    encryption_key = ExactCharField(
+    encryption_key = fields.ExactCharField(
         _("encryption key"), max_length=40, null=True, blank=True, editable=False
     )
 
@@ -142,7 +137,7 @@ class NotificationSetting(GuardedModel):
     @property
     def shown_config(self) -> dict[str, Any]:
         """``delivery_config`` without secrets. Raises EncryptionError."""
-        return shown_config(self.delivery_type, self.delivery_config)
+        return messages.shown_config(self.delivery_type, self.delivery_config)
 
     @property
     def events(self) -> list[str]:
@@ -155,7 +150,9 @@ class NotificationSetting(GuardedModel):
         """The types of events that the flags select."""
         return frozenset(kind for name in self.events for kind in FLAGS[name])
 
-    def selected(self, event: OccurredEvent, *, any_schedule: bool = False) -> EventType | None:
+    def selected(
+        self, event: messages.OccurredEvent, *, any_schedule: bool = False
+    ) -> EventType | None:
         """Return the first type of the event that is selected, or None. The filters are patterns
         with ``*`` and ``?``; empty ones match all.
         """
@@ -174,14 +171,13 @@ class NotificationSetting(GuardedModel):
         """Return when the quiet hours that contain ``now`` end; None if it is outside of them."""
         if self.quiet_from is None or self.quiet_until is None:
             return None
-        hours = QuietHours(begin=self.quiet_from, end=self.quiet_until, time_zone=self.time_zone)
-        return hours.end_after(now)
+        return messages.quiet_end(self.quiet_from, self.quiet_until, self.time_zone, now)
 
     def due_at(self, now: datetime) -> datetime:
         """Return when an event that occurs now is sent: at the end of its period and of the quiet
         hours.
         """
-        due = now if self.digest is None else period_end(now, self.digest)
+        due = now if self.digest is None else messages.period_end(now, self.digest)
         return self.quiet_end_after(due) or due
 
 
@@ -209,13 +205,11 @@ class NotificationEvent(GuardedModel):
         db_constraint=False,
         related_name="+",
     )
-    type = ExactCharField(
-        _("type"), max_length=20, choices=[(one.value, one.value) for one in EventType]
-    )
-    subject = ExactCharField(_("subject"), max_length=200, blank=True, default="")
+    type = fields.ExactCharField(_("type"), max_length=20, choices=fields.choices_of(EventType))
+    subject = fields.ExactCharField(_("subject"), max_length=200, blank=True, default="")
     data = models.JSONField(_("data"), default=dict)
-    created_at = InstantField(_("created at"), db_default=StatementTime())
-    due_at = InstantField(_("due at"), db_default=StatementTime())
+    created_at = fields.InstantField(_("created at"), db_default=fields.StatementTime())
+    due_at = fields.InstantField(_("due at"), db_default=fields.StatementTime())
     delivery = models.UUIDField(_("delivery"), null=True, blank=True)
 
     objects = NotificationEventQuerySet.as_manager()
@@ -226,13 +220,13 @@ class NotificationEvent(GuardedModel):
         verbose_name_plural = _("notification events")
         ordering: ClassVar = ["-id"]
         indexes: ClassVar = [
-            PartialIndex(
+            fields.PartialIndex(
                 fields=["due_at", "id"],
                 where=Q(delivery__isnull=True),
                 elsewhere=("delivery", "due_at", "id"),
                 name="durable_notification_event_due",
             ),
-            PartialIndex(
+            fields.PartialIndex(
                 fields=["delivery", "id"],
                 where=Q(delivery__isnull=False),
                 elsewhere=("delivery", "id"),
@@ -259,11 +253,11 @@ class Alert(GuardedModel):
     instead: ClassVar[str] = "deliveries.watch_alerts(...), a job of the leader, writes it."
 
     id = models.BigAutoField(primary_key=True)
-    kind = ExactCharField(_("kind"), max_length=30)
-    subject = ExactCharField(_("subject"), max_length=200, blank=True, default="")
-    detail = ExactCharField(_("detail"), max_length=300, blank=True, default="")
-    since = InstantField(_("since"), db_default=StatementTime())
-    last_seen_at = InstantField(_("last seen at"), db_default=StatementTime())
+    kind = fields.ExactCharField(_("kind"), max_length=30)
+    subject = fields.ExactCharField(_("subject"), max_length=200, blank=True, default="")
+    detail = fields.ExactCharField(_("detail"), max_length=300, blank=True, default="")
+    since = fields.InstantField(_("since"), db_default=fields.StatementTime())
+    last_seen_at = fields.InstantField(_("last seen at"), db_default=fields.StatementTime())
 
     objects = AlertQuerySet.as_manager()
 

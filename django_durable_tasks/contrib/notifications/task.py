@@ -17,26 +17,19 @@ from django.core import mail
 from django.core.mail import EmailMessage
 from django.db import Error
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, exceptions, registry
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.choices import DeliveryType
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
 from django_durable_tasks.contrib.callbacks import endpoints, http, tasks
 from django_durable_tasks.contrib.notifications import deliveries, messages
-from django_durable_tasks.contrib.notifications.capture import settings_rows
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.decorators import durable_task
-from django_durable_tasks.exceptions import (
-    DeliveryFailed,
-    DeliveryStopped,
-    EncryptionError,
-    InvalidOption,
-    InvalidTarget,
-)
-from django_durable_tasks.masking import masked_url, shortened
+from django_durable_tasks.masking import shortened
 from django_durable_tasks.registry import TaskTarget
 from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, SLICE, Job, register_job
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.targets.answers import BACKOFF, delay
@@ -68,7 +61,7 @@ def send_email(
     allowed = conf.allowed(_ALLOW, tasks.slug_of(live, _ALLOW))
     to = [address for address in config.get("to", ()) if messages.is_allowed(address, allowed)]
     if not to:
-        raise DeliveryFailed(
+        raise exceptions.DeliveryFailed(
             "None of the addresses is allowed (DURABLE_TASKS['NOTIFICATION_EMAIL_ALLOW'])."
         )
     message = EmailMessage(
@@ -94,7 +87,18 @@ def send_email(
         _record_health(live, key, "")
         return {"sent": True, "type": content.type, "events": content.total, "to": len(to)}
     run = live.run
-    refused, reason = _verdict(failed)
+    # Whether the mail server refused the message or all recipients for good, and what the tenant
+    # may know: the answer of the mail server, but not how it is reached.
+    refused, reason = False, "the mail server does not answer, or refuses the connection"
+    if isinstance(failed, smtplib.SMTPRecipientsRefused):
+        answers = dict(failed.recipients.values())
+        refused = bool(answers) and _TEMPORARY.isdisjoint(answers)
+        reason = "; ".join(_answer(code, reply) for code, reply in sorted(answers.items()))
+    # A refused login is an error in the settings, which is corrected while attempts are left.
+    elif isinstance(failed, smtplib.SMTPResponseException) and not isinstance(
+        failed, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError
+    ):
+        refused, reason = failed.smtp_code >= 500, _answer(failed.smtp_code, failed.smtp_error)
     text = f"E-mail was not accepted: {reason}"
     logger.warning(
         "Attempt %d of task %s: the mail server did not accept the message: %s",
@@ -104,7 +108,7 @@ def send_email(
         extra={"task_id": str(run.task_id), "attempt": run.attempt, "tenant": run.tenant_id},
     )
     if refused:
-        raise DeliveryFailed(text)
+        raise exceptions.DeliveryFailed(text)
     _record_health(live, key, text)
     raise tasks.DeliveryRetry(delay(BACKOFF, run.failures + 1, None, random.random()), text)
 
@@ -123,21 +127,6 @@ def _record_health(live: LiveRun, key: str, failure: str) -> None:
         logger.exception(
             "The health of %s was not recorded.", key, extra={"task_id": str(live.run.task_id)}
         )
-
-
-def _verdict(error: Exception) -> tuple[bool, str]:
-    """Return whether the mail server refused the message or all recipients for good, and what the
-    tenant may know: the answer of the mail server, but not how it is reached.
-    """
-    if isinstance(error, smtplib.SMTPRecipientsRefused):
-        answers = dict(error.recipients.values())
-        text = "; ".join(_answer(code, reply) for code, reply in sorted(answers.items()))
-        return bool(answers) and _TEMPORARY.isdisjoint(answers), text
-    # A refused login is an error in the settings, which is corrected while attempts are left.
-    is_login = isinstance(error, smtplib.SMTPAuthenticationError | smtplib.SMTPConnectError)
-    if isinstance(error, smtplib.SMTPResponseException) and not is_login:
-        return error.smtp_code >= 500, _answer(error.smtp_code, error.smtp_error)
-    return False, "the mail server does not answer, or refuses the connection"
 
 
 def _answer(code: int, text: bytes | str) -> str:
@@ -160,7 +149,7 @@ _SOFT_TIMEOUT, _TIMEOUT = 90, 120
     max_attempts=len(BACKOFF) + 1,
     backoff=BACKOFF,
     jitter=False,
-    give_up_on=(DeliveryFailed, InvalidTarget),
+    give_up_on=(exceptions.DeliveryFailed, exceptions.InvalidTarget),
     soft_timeout=_SOFT_TIMEOUT,
     timeout=_TIMEOUT,
 )
@@ -168,22 +157,17 @@ def deliver_notification(self: Any, *, setting: int, delivery: str) -> dict[str,
     """Send the events of a delivery as one message. Raises DeliveryRetry or DeliveryFailed."""
     live = process_runs.current()
     if live is None:
-        raise InvalidOption("deliver_notification sends messages from a worker only: schedule it.")
+        raise exceptions.InvalidOption(
+            "deliver_notification sends messages from a worker only: schedule it."
+        )
     with tasks.database_of(live):
-        rows = settings_rows().for_tenant(live.run.tenant_id)
+        rows = tables.unguarded(NotificationSetting).filter(tenant_id=live.run.tenant_id)
         row = rows.filter(pk=setting).first()
         content = None if row is None else deliveries.content_of(row, uuid.UUID(delivery))
     if row is None:
         return {"sent": False, "reason": "The notification setting was deleted."}
     if content is None:
         return {"sent": False, "reason": "The events were deleted after their retention."}
-    return _recorded(live, row, content)
-
-
-def _recorded(
-    live: LiveRun, row: NotificationSetting, content: messages.NotificationContent
-) -> dict[str, Any]:
-    """Send the message, and record the result in the setting."""
     status, error = deliveries.SENT, ""
     try:
         return _send(live, row, content)
@@ -192,13 +176,13 @@ def _recorded(
         status = deliveries.FAILED if last else deliveries.RETRYING
         error = str(failed)
         raise
-    except EncryptionError:
+    except exceptions.EncryptionError:
         # The run is postponed. The names of keys concern operators only.
         status, error = deliveries.RETRYING, "The destination cannot be decrypted."
         raise
     except Exception as failed:
         status, error = deliveries.FAILED, str(failed)
-        if isinstance(failed, DeliveryStopped):
+        if isinstance(failed, exceptions.DeliveryStopped):
             with tasks.database_of(live):
                 deliveries.disable_setting(row.pk, error)
         raise
@@ -342,17 +326,16 @@ _ATTEMPTS, _PAUSE = 3, 5
     backoff="FIXED",
     backoff_base=_PAUSE,
     priority=9,
-    give_up_on=(DeliveryFailed, InvalidTarget),
+    give_up_on=(exceptions.DeliveryFailed, exceptions.InvalidTarget),
 )
 def watchdog(self: Any) -> dict[str, Any]:
     """Send the request, and return how many seconds the task waited for its start."""
     live, url = process_runs.current(), settings().WATCHDOG_URL
     if live is None:
-        raise InvalidOption("watchdog sends requests from a worker only: schedule it.")
+        raise exceptions.InvalidOption("watchdog sends requests from a worker only: schedule it.")
     if url is None:
         return {"sent": False, "reason": "DURABLE_TASKS['WATCHDOG_URL'] is None."}
     waited = (estimated_now() - live.run.scheduled_for).total_seconds()
     request = http_request({"url": url, "method": "GET"}, http.limits())
-    shown = masked_url(request.url.origin + request.url.path)
-    result = tasks.send_request(live, request, None, shown)
+    result = tasks.send_request(live, request, None)
     return {"sent": True, "status": result["status"], "waited": round(waited, 3)}

@@ -15,6 +15,6 @@ class VerifyConfig(optional_apps.OptionalAppConfig):
     def ready(self) -> None:
         """Register the subcommand and the task for schedules, with the models loaded."""
         from django_durable_tasks.command.subcommand import register_command
-        from django_durable_tasks.contrib.verify.commands import verify
+        from django_durable_tasks.contrib.verify.runner import verify
 
         register_command(verify)

@@ -14,13 +14,7 @@ from typing import Any
 
 from django.db.models import Model, QuerySet
 
-from django_durable_tasks.models import (
-    RecurringTask,
-    SchedulerLease,
-    Task,
-    TaskDependency,
-    WorkflowRun,
-)
+from django_durable_tasks import models
 from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -34,7 +28,7 @@ Rows = QuerySet[Any]
 # Rows per page.
 PAGE = 5_000
 # Rows per page of the models whose rows need more work each.
-NARROW: Mapping[type[Model], int] = {WorkflowRun: 50, RecurringTask: 200}
+NARROW: Mapping[type[Model], int] = {models.WorkflowRun: 50, models.RecurringTask: 200}
 # Rows that are locked together, to be checked again or repaired.
 AT_ONCE = 100
 # Seconds after which something is reported as late, beyond the delay that the engine itself allows.
@@ -114,7 +108,7 @@ class VerifyContext:
 def read_context() -> VerifyContext:
     """Read the clock and the lease of the leader; two statements."""
     now = database_now()
-    leases = SchedulerLease.objects.using(tables.database()).order_by("-expires_at")
+    leases = models.SchedulerLease.objects.using(tables.database()).order_by("-expires_at")
     lease = leases.first()
     if lease is None or lease.expires_at <= now:
         return VerifyContext(now=now, led=False, steady=now - (lease.expires_at if lease else now))
@@ -308,19 +302,16 @@ def free_tasks(ids: Iterable[uuid.UUID | None]) -> set[uuid.UUID]:
     Ids of deleted tasks are returned too.
     """
     task_ids = {task_id for task_id in ids if task_id is not None}
-    locked = set(lock_rows(Task, sorted(task_ids)))
-    locked_by_others = (
-        set(tables.tasks().filter(pk__in=task_ids - locked).values_list("pk", flat=True))
-        if task_ids - locked
-        else ()
-    )
-    return task_ids.difference(locked_by_others)
+    locked = set(lock_rows(models.Task, sorted(task_ids)))
+    if task_ids == locked:
+        return task_ids
+    locked_by_others = tables.tasks().filter(pk__in=task_ids - locked)
+    return task_ids.difference(locked_by_others.values_list("pk", flat=True))
 
 
 def lock_edges(keys: Sequence[int]) -> list[int]:
     """Lock the tasks at both ends of these edges; return the edges whose tasks could be locked."""
-    ends = list(
-        rows_of(TaskDependency).filter(pk__in=keys).values_list("pk", "task_id", "depends_on_id")
-    )
+    edges = rows_of(models.TaskDependency).filter(pk__in=keys)
+    ends = list(edges.values_list("pk", "task_id", "depends_on_id"))
     free = free_tasks(task for _, *two in ends for task in two)
     return [pk for pk, *two in ends if free.issuperset(task for task in two if task is not None)]

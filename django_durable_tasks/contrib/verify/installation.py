@@ -41,7 +41,6 @@ from django_durable_tasks.store.clock import after
 
 _LONGEST = 600.0
 """No lease lasts longer than this (seconds)."""
-_HOUR = 3_600.0
 
 
 # Seed rows and leases -----------------------------------------------------------------------------
@@ -100,6 +99,10 @@ def _end(context: VerifyContext, keys: Sequence[Any]) -> None:
 # Nodes --------------------------------------------------------------------------------------------
 
 
+def _settled_after() -> float:
+    return max(PATIENCE, 3 * nodes.timeout())
+
+
 @check(
     "nodes-without-heartbeat",
     Node,
@@ -112,7 +115,7 @@ def without_heartbeat(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
     Nodes that missed their heartbeats for long and were not declared dead.
     """
-    patience = max(PATIENCE, 3 * nodes.timeout())
+    patience = _settled_after()
     if not context.led or not context.is_steady_for(patience):
         return
     silent = rows.filter(
@@ -183,10 +186,6 @@ def _write_shards(context: VerifyContext, keys: Sequence[Any]) -> None:
 # The shards of the schedulers ---------------------------------------------------------------------
 
 
-def _settled_after() -> float:
-    return max(PATIENCE, 3 * nodes.timeout())
-
-
 def _schedulers(context: VerifyContext) -> dict[str, list[Node]]:
     """Return the schedulers that have not stopped, or stopped recently, by region."""
     present = Q(stopped_at__isnull=True) | Q(stopped_at__gte=context.ago(_settled_after()))
@@ -206,12 +205,16 @@ def unserved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
     Regions whose schedulers are all restricted to some shards and leave others unserved.
     """
-    schedulers = _schedulers(context)
-    unserved_shards = {
-        name: _unserved_shards(context, schedulers[region_of(name)])
-        for name in rows.values_list("name", flat=True)
-    }
-    for name, missing in unserved_shards.items():
+    schedulers, every = _schedulers(context), frozenset(range(demand.SHARDS))
+    seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
+    for name in rows.values_list("name", flat=True):
+        # A scheduler that stopped recently still counts, as it may restart.
+        of_region = schedulers[region_of(name)]
+        running = [node for node in of_region if node.stopped_at is None]
+        if not any(seen <= node.last_seen_at and node.started_at < settled for node in running):
+            continue
+        kept = [_restricted_to(node) for node in of_region]
+        missing = every.difference(*(every if shards is None else shards for shards in kept))
         if missing:
             right = f"none, because their tasks start {demand.UNSERVED_AFTER:g} s late"
             advice = (
@@ -219,22 +222,6 @@ def unserved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
                 " --shards, which serves the shards that no other serves."
             )
             yield Finding(name, "unserved shards", demand.spell_shards(missing), right, advice)
-
-
-def _unserved_shards(context: VerifyContext, nodes_of_region: Sequence[Node]) -> frozenset[int]:
-    """Return the shards that no scheduler serves. A scheduler that stopped recently still counts,
-    as it may restart.
-    """
-    seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
-    running = [
-        node for node in nodes_of_region if node.stopped_at is None and node.last_seen_at >= seen
-    ]
-    if not any(node.started_at < settled for node in running):
-        return frozenset()
-    kept = [_restricted_to(node) for node in nodes_of_region]
-    return frozenset(range(demand.SHARDS)).difference(
-        *(frozenset(range(demand.SHARDS)) if shards is None else shards for shards in kept)
-    )
 
 
 @check("shard-maps", Node, "shards", late=True)
@@ -246,24 +233,22 @@ def contradicted(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     """
     running = rows.filter(kind=NodeKind.SCHEDULER, stopped_at__isnull=True, version=__version__)
     node_ids = set(running.values_list("pk", flat=True))
-    divisions = [_division(context, region) for region in _schedulers(context).values()]
-    for node, shards in (pair for division in divisions for pair in division):
-        if node.pk in node_ids and node.shards is not None and frozenset(node.shards) != shards:
-            right = f"{demand.spell_shards(shards)}, by the division among the running schedulers"
-            advice = "Restart it: it does not read the other schedulers."
-            yield Finding(node.pk, "shards", demand.spell_shards(node.shards), right, advice)
-
-
-def _division(
-    context: VerifyContext, nodes_of_region: Sequence[Node]
-) -> list[tuple[Node, frozenset[int]]]:
-    """Return the schedulers of a region, each with the shards that it should serve; empty if one
-    of them started or stopped recently.
-    """
     seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
-    for node in nodes_of_region:
-        unavailable = node.stopped_at is not None or node.draining or node.last_seen_at < seen
-        if unavailable or node.started_at >= settled:
-            return []
-    kept = {node.pk: _restricted_to(node) for node in nodes_of_region}
-    return [(node, demand.shards_of(node.pk, kept)) for node in nodes_of_region]
+    for of_region in _schedulers(context).values():
+        if any(
+            node.stopped_at is not None
+            or node.draining
+            or node.last_seen_at < seen
+            or node.started_at >= settled
+            for node in of_region
+        ):
+            continue
+        kept = {node.pk: _restricted_to(node) for node in of_region}
+        for node in of_region:
+            shards = demand.shards_of(node.pk, kept)
+            if node.pk in node_ids and node.shards is not None and frozenset(node.shards) != shards:
+                right = (
+                    f"{demand.spell_shards(shards)}, by the division among the running schedulers"
+                )
+                advice = "Restart it: it does not read the other schedulers."
+                yield Finding(node.pk, "shards", demand.spell_shards(node.shards), right, advice)

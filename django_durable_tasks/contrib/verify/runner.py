@@ -1,11 +1,11 @@
-"""Runs the checks of ``durable verify``, reading each table once, and repairs what they found.
-
-Called by the command and by the task ``django_durable_tasks.verify``.
+"""Runs the checks of ``durable verify``, reading each table once, and repairs what they found: the
+subcommand, and the task ``django_durable_tasks.verify``.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +15,9 @@ from django.db.models import Model
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.audit import record_start
-from django_durable_tasks.contrib.verify import (  # noqa: F401 - they register the checks
-    installation,
-    schedules,
-    tasks,
-    workflows,
-)
+from django_durable_tasks.celery import inspect
+from django_durable_tasks.command import subcommand as cli
+from django_durable_tasks.contrib.verify import installation, schedules, tasks, workflows  # noqa: F401 - they register the checks
 from django_durable_tasks.contrib.verify.check import (
     GROUPS,
     Check,
@@ -98,7 +95,7 @@ def chosen(names: Iterable[str] = ()) -> list[Check]:
     return list((checks or CHECKS).values())
 
 
-def verify(
+def run(
     checks: Sequence[Check] | None = None, *, limit: int = MOST, progress: Progress | None = None
 ) -> list[Answer]:
     """Run these checks (None: all) and read each table once; writes nothing and waits for no lock.
@@ -225,24 +222,159 @@ def _repair_locked(check: Check, findings: Sequence[Finding]) -> list[RepairResu
     still_wrong = {(finding.key, finding.field) for finding in remaining}
     results = []
     for finding in findings:
+        done = left = ""
         if (finding.key, finding.field) not in still_wrong:
-            result = (
-                RepairResult(
-                    finding, left="The row is locked by another transaction. Run the check again."
-                )
-                if finding.key in locked_by_others
-                else RepairResult(finding, done="it is correct meanwhile")
-            )
+            if finding.key in locked_by_others:
+                left = "The row is locked by another transaction. Run the check again."
+            else:
+                done = "it is correct meanwhile"
         elif finding.key in repaired:
-            result = RepairResult(finding, done=check.done)
+            done = check.done
         else:
-            result = RepairResult(
-                finding,
-                left="It cannot be repaired yet: repair the other findings of the row first, or"
-                " correct it manually.",
+            left = (
+                "It cannot be repaired yet: repair the other findings of the row first, or correct"
+                " it manually."
             )
-        results.append(result)
+        results.append(RepairResult(finding, done, left))
     return results
+
+
+# The subcommand.
+
+
+_SHOWN = ("check", "looked_at", "findings", "repaired", "question")
+_BAR = 30
+
+
+class _Bar:
+    """A progress bar in one line of a terminal. Writes nothing if the output is not a terminal."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = getattr(stream, "_out", stream)
+        self._watched = bool(getattr(self._stream, "isatty", lambda: False)())
+
+    def __call__(self, name: str, share: float) -> None:
+        if self._watched:
+            done = round(_BAR * share)
+            self._stream.write(f"\r\x1b[K[{'#' * done}{'.' * (_BAR - done)}] {share:4.0%} {name}")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove the progress bar."""
+        if self._watched:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+@cli.subcommand(
+    cli.argument(
+        "--only",
+        metavar="CHECK",
+        nargs="+",
+        default=[],
+        help=(
+            f"Run these checks or groups. Checks: {', '.join(CHECKS)}. Groups: {', '.join(GROUPS)}."
+        ),
+    ),
+    cli.argument("--repair", action="store_true", help="Repair the findings that can be repaired."),
+    cli.argument(
+        "--limit",
+        metavar="N",
+        type=cli.count,
+        default=MOST,
+        help=f"The maximum number of findings of each check. Default: {MOST:,}.",
+    ),
+    operations=(repair,),
+)
+def verify(options: cli.Options, out: cli.Output) -> int:
+    """Check whether the tables are consistent, and repair what can be repaired with --repair.
+
+    Examples:
+        verify
+        verify --only graphs watermarks --format json
+        verify --repair --dry-run
+        verify --repair --yes
+    """
+    problem = inspect.load_tasks()
+    if problem is not None:
+        out.note(f"The modules of tasks cannot be imported: {problem}")
+    checks, bar = chosen(options["only"]), _Bar(out.stderr)
+    try:
+        answers = run(checks, limit=options["limit"], progress=bar)
+    finally:
+        bar.clear()
+    repairing = options["repair"] and not options["dry_run"]
+    number = sum(bool(finding.repair) for answer in answers for finding in answer.findings)
+    if repairing and number and not options["yes"]:
+        cli.refuse(
+            f"Findings that would be repaired: {number}. See them with --repair --dry-run, do it"
+            " with --yes."
+        )
+    repairs = cli.perform(repair, answers, options).value if repairing else []
+    report = _report(answers, repairs)
+    out.emit(report, _text(report, would=options["repair"] and options["dry_run"]))
+    if any(answer.error for answer in answers):
+        return cli.REFUSED
+    unrepaired = any(result.left for result in repairs) if repairing else bool(report["findings"])
+    return cli.UNHEALTHY if unrepaired or any(answer.more for answer in answers) else cli.OK
+
+
+def _report(answers: Sequence[Answer], repairs: Sequence[RepairResult]) -> dict[str, Any]:
+    repaired = Counter(result.finding.check for result in repairs if result.done)
+    result_of = {id(result.finding): result for result in repairs}
+    findings = []
+    for finding in (finding for answer in answers for finding in answer.findings):
+        columns = ("check", "severity", "table", "key", "field", "found")
+        row = {name: getattr(finding, name) for name in columns}
+        row |= {"right": cli.hidden(finding.right), "text": cli.hidden(finding.text)}
+        row |= {"repair": finding.repair, "advice": finding.advice}
+        if (result := result_of.get(id(finding))) is not None:
+            row |= {"repaired": result.done, "left": result.left}
+        findings.append(row)
+    checks = [
+        {
+            "check": answer.check.name,
+            "group": answer.check.group,
+            "question": answer.check.question,
+            "looked_at": answer.looked_at,
+            "findings": len(answer.findings),
+            "more": answer.more,
+            "repaired": repaired[answer.check.name],
+            "error": answer.error,
+        }
+        for answer in answers
+    ]
+    complete = not any(answer.error or answer.more for answer in answers)
+    return {"command": "verify", "checks": checks, "findings": findings, "complete": complete}
+
+
+def _text(report: dict[str, Any], *, would: bool) -> str:
+    rows = [
+        {**row, "findings": f"{row['findings']}{'+' * row['more']}"} for row in report["checks"]
+    ]
+    lines = [cli.table(_SHOWN, rows)]
+    for row in report["findings"]:
+        lines += ["", f"{row['severity']} {row['text']}"]
+        if row.get("repaired"):
+            lines.append(f"  repaired: {row['repaired']}")
+        elif row.get("left"):
+            lines.append(f"  left: {row['left']}")
+        elif row["repair"]:
+            lines.append(f"  {'would repair' if would else '--repair'}: {row['repair']}")
+        elif row["advice"]:
+            lines.append(f"  {row['advice']}")
+    lines.append("")
+    for row in report["checks"]:
+        if row["error"]:
+            lines.append(f"{row['check']} could not run: {row['error']}")
+    number = len(report["findings"])
+    summary = f"{number} finding{'' if number == 1 else 's'}"
+    repaired = sum(1 for row in report["findings"] if row.get("repaired"))
+    if repaired:
+        summary += f", {repaired} repaired"
+    if not report["complete"]:
+        summary += "; some checks could not run at everything"
+    return "\n".join([*lines, summary])
 
 
 # The task for a schedule of the project. It repairs nothing.
@@ -257,7 +389,7 @@ def audit(self: Any) -> dict[str, Any]:
     """Run all checks. Log the findings as errors and return their numbers. Raises
     VerificationIncomplete.
     """
-    answers = verify(
+    answers = run(
         progress=lambda table, share: self.durable.progress(round(100 * share), 100, table)
     )
     wrong = {answer.check.name: len(answer.findings) for answer in answers if answer.findings}

@@ -45,25 +45,23 @@ def wrong_plans(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     schedules = list(rows)
     calendars = calendars_of(schedules)
     for row in schedules:
-        try:
-            finding = _wrong_plan(row, calendars, context.now)
-        except DurableTasksError as broken:
-            text = "a timetable that can fire"
-            finding = Finding(row.pk, "timetable", str(broken), text, _ADVICE, repair="")
+        if row.watermark_at > context.now + timedelta(seconds=PATIENCE):
+            right = "not after now: fire times before it would never run"
+            yield Finding(row.pk, "watermark_at", row.watermark_at, right)
+            continue
+        following = None
+        if row.status == RecurringStatus.ACTIVE:
+            if row.tzdata_version != tzdata_version():
+                continue  # the leader recomputes it with its own release of tzdata
+            try:
+                following = _following(row, calendars)
+            except DurableTasksError as broken:
+                right = "a timetable that can fire"
+                yield Finding(row.pk, "timetable", str(broken), right, _ADVICE, repair="")
+                continue
+        finding = wrong_next_run(row, following, context.now)
         if finding is not None:
             yield finding
-
-
-def _wrong_plan(row: RecurringTask, calendars: Calendars, now: datetime) -> Finding | None:
-    if row.watermark_at > now + timedelta(seconds=PATIENCE):
-        right = "not after now: fire times before it would never run"
-        return Finding(row.pk, "watermark_at", row.watermark_at, right)
-    following = None
-    if row.status == RecurringStatus.ACTIVE:
-        if row.tzdata_version != tzdata_version():
-            return None  # the leader recomputes it with its own release of tzdata
-        following = _following(row, calendars)
-    return wrong_next_run(row, following, now)
 
 
 def wrong_next_run(row: RecurringTask, following: datetime | None, now: datetime) -> Finding | None:
@@ -187,7 +185,7 @@ def _add_entries(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]
     for row in rows:
         if row.recurring_task_id is None or row.fire_time is None:
             continue
-        columns = {
+        columns: dict[str, Any] = {
             "outcome": FireOutcome.DISPATCHED,
             "reason": "entered by durable verify",
             "effective_at": row.run_at,
@@ -207,9 +205,7 @@ def _add_entries(context: VerifyContext, keys: Sequence[Any]) -> Collection[Any]
                     tenant_id=row.tenant_id,
                     fire_time=row.fire_time,
                     task_id=row.pk,
-                    outcome=FireOutcome.DISPATCHED,
-                    reason="entered by durable verify",
-                    effective_at=row.run_at,
+                    **columns,
                 )
             ]
         )
@@ -233,12 +229,8 @@ def _counted(rows: Rows) -> dict[Any, tuple[int, int]]:
     entries = ledger.ledger().filter(
         recurring_task__in=list(stored), outcome__in=_RAN, unique_fire_time__isnull=False
     )
-    recorded = dict(
-        entries.exclude(reason__startswith="backfilled")
-        .order_by()
-        .values_list("recurring_task")
-        .annotate(number=Count("pk"))
-    )
+    of_runs = entries.exclude(reason__startswith="backfilled").order_by()
+    recorded = dict(of_runs.values_list("recurring_task").annotate(number=Count("pk")))
     return {pk: (number, recorded.get(pk, 0)) for pk, number in stored.items()}
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError
@@ -180,14 +179,11 @@ def attempts(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     A success that an operator sets has no run and is not counted as the ending of an attempt.
     """
     accepted = Q(executions__run_id__isnull=False, executions__status__in=_ACCEPTED)
-    counted = (
-        rows.order_by()
-        .filter(accepted)
-        .annotate(
-            endings=Count("executions"),
-            ended=Count("executions__attempt_number", distinct=True),
-            highest=Max("executions__attempt_number"),
-        )
+    counted = rows.order_by().filter(accepted)
+    counted = counted.annotate(
+        endings=Count("executions"),
+        ended=Count("executions__attempt_number", distinct=True),
+        highest=Max("executions__attempt_number"),
     )
     odd = counted.filter(
         Q(endings__gt=F("ended"))
@@ -243,11 +239,8 @@ def expired_leases(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     if not context.is_steady_for(patience):
         return
     gone = Exists(rows_of(Node).filter(pk=OuterRef("node"), stopped_at__lt=context.ago(patience)))
-    expired = (
-        rows.filter(status=Status.RUNNING)
-        .annotate(gone=gone)
-        .filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
-    )
+    running = rows.filter(status=Status.RUNNING).annotate(gone=gone)
+    expired = running.filter(Q(lease_until__lt=context.ago(patience)) | Q(gone=True))
     repair, advice = ("mark the run LOST", "") if context.led else ("", NO_LEADER)
     for pk, node, lease, has_stopped in expired.values_list("pk", "node", "lease_until", "gone"):
         field, value, right = "lease_until", lease, "renewed, or the run marked LOST"
@@ -349,9 +342,20 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
         for overlap_key, several in overlap.open_runs(overlap_keys).items()
         if all(task.held for task in several)
     }
-    recent = _recently_changed(
-        free, {schedule for *_, schedule in waiting if schedule is not None}, context.ago(PATIENCE)
-    )
+    # Not those of which a task or workflow ended or changed recently.
+    cutoff = context.ago(PATIENCE)
+    ended = tables.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
+    recent = {
+        overlap_key
+        for overlap_key, last in ended.annotate(last=Max("completed_at"))
+        if last is not None and last >= cutoff
+    }
+    moved = tables.tasks().with_overlap_keys(free).filter(updated_at__gte=cutoff).order_by()
+    recent |= set(moved.values_list("overlap_key", flat=True))
+    schedules = {schedule for *_, schedule in waiting if schedule is not None}
+    of_schedules = workflow_runs().filter(recurring_task__in=list(schedules))
+    if of_schedules.filter(completed_at__gte=cutoff).exists():
+        return
     for pk, overlap_key, _ in waiting:
         if overlap_key in free - recent:
             yield Finding(
@@ -359,37 +363,12 @@ def stuck_on_overlap(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
             )
 
 
-def _recently_changed(free: Iterable[str], schedules: Iterable[Any], cutoff: datetime) -> set[str]:
-    """Return the overlap keys of which a task or workflow ended or changed after ``cutoff``."""
-    ended = tables.tasks().filter(overlap_key__in=list(free)).order_by().values_list("overlap_key")
-    changed = {
-        overlap_key
-        for overlap_key, last in ended.annotate(last=Max("completed_at"))
-        if last is not None and last >= cutoff
-    }
-    moved = tables.tasks().with_overlap_keys(free).filter(updated_at__gte=cutoff).order_by()
-    changed |= {
-        overlap_key
-        for overlap_key in moved.values_list("overlap_key", flat=True)
-        if overlap_key is not None
-    }
-    if (
-        workflow_runs()
-        .filter(recurring_task__in=list(schedules), completed_at__gte=cutoff)
-        .exists()
-    ):
-        return set(free)
-    return changed
-
-
 @stuck_on_overlap.repaired_by("the oldest task of its key is due")
 def _make_due(context: VerifyContext, keys: Sequence[Any]) -> None:
-    waiting = tables.tasks().filter(pk__in=keys)
+    overlap_keys = tables.tasks().filter(pk__in=keys).values_list("overlap_key", flat=True)
     oldest = [
         several[0].task_id
-        for several in overlap.open_runs(
-            set(waiting.values_list("overlap_key", flat=True))
-        ).values()
+        for several in overlap.open_runs(set(overlap_keys)).values()
         if all(task.held for task in several)
     ]
     oldest_tasks = tables.tasks().waiting_for_overlap().filter(pk__in=oldest)

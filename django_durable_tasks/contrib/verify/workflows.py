@@ -242,11 +242,8 @@ def duplicates(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
 @duplicates.repaired_by("deleted")
 def _drop(context: VerifyContext, keys: Sequence[Any]) -> None:
-    pending = (
-        edges.endings()
-        .filter(pk__in=keys, resolved=False)
-        .values_list("task_id", "epoch", "status")
-    )
+    unresolved_events = edges.endings().filter(pk__in=keys, resolved=False)
+    pending = unresolved_events.values_list("task_id", "epoch", "status")
     edges.insert_events_again({task: (epoch, status) for task, epoch, status in pending})
     edges.endings().filter(pk__in=keys).delete()
 

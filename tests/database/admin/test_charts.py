@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_durable_tasks.contrib.metrics import charts
+from django_durable_tasks.contrib.metrics import admin as metrics_admin
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.store.clock import database_now
 from tests.database.admin.site import limited_staff, list_of, staff, text
@@ -108,7 +108,7 @@ def test_a_period_longer_than_the_retention_is_explained(
 def test_a_shortened_period_is_explained(
     ann: Client, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(charts, "ROWS_MAX", 1)
+    monkeypatch.setattr(metrics_admin, "ROWS_MAX", 1)
     for ago in range(3):
         a_minute(now - timedelta(minutes=ago))
     assert "The charts begin at" in text(_open(ann))

@@ -14,8 +14,8 @@ from django.test import RequestFactory
 from django.utils import timezone
 from rest_framework.request import Request
 
-from django_durable_tasks.contrib.api import idempotent_requests
-from django_durable_tasks.contrib.api.idempotent_requests import prune_requests
+from django_durable_tasks.cluster.nodes import HeartbeatMonitor
+from django_durable_tasks.contrib.api import bulk_operations, idempotent_requests
 from django_durable_tasks.contrib.api.models import IdempotentRequest
 from django_durable_tasks.contrib.api.views import operation_of
 from django_durable_tasks.models import Task
@@ -71,13 +71,14 @@ def test_a_bad_key_is_named(acme: ApiClient, key: str, path: str) -> None:
     assert (response.status_code, pointers(response)) == (400, ["Idempotency-Key"])
 
 
+@pytest.mark.django_db(transaction=True)
 def test_an_expired_key_may_be_used_again_and_is_deleted(acme: ApiClient) -> None:
     acme.post("/tasks", call(), Idempotency_Key="k")
     acme.post("/tasks", call(), Idempotency_Key="other")
     rows = IdempotentRequest.objects.unguarded()
     rows.update(created_at=timezone.now() - timedelta(days=2))
     assert acme.post("/tasks", call(left=2), Idempotency_Key="k").status_code == 201
-    assert prune_requests(timezone.now(), 10) == 1
+    assert bulk_operations.prune(timezone.now(), HeartbeatMonitor()) == 1
     assert IdempotentRequest.objects.get().key == "k"
 
 

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_durable_tasks import Workflow, process_state
-from django_durable_tasks.contrib.api.scheduler import RecentHealth
+from django_durable_tasks.contrib.api.installation import RecentHealth
 from django_durable_tasks.contrib.notifications.models import Alert
 from django_durable_tasks.models import Calendar, QueueControl, SchedulerLease, Task
 from django_durable_tasks.workflows.diagrams import FILE_FORMATS, FORMATS

@@ -55,7 +55,7 @@ def _pass_an_hour(client: ApiClient) -> None:
     earlier = (timezone.now() - timedelta(seconds=3_601)).isoformat()
     times = dict.fromkeys(row.notified_at, earlier)
     TenantQuota.objects.unguarded().filter(pk=row.pk).update(notified_at=times)
-    process_state.of(RecentQuotaEvents)._last.clear()
+    process_state.of(RecentQuotaEvents).last.clear()
 
 
 def test_refused_tasks_are_one_event_an_hour(acme: ApiClient) -> None:

@@ -56,7 +56,7 @@ def test_the_quota_of_the_payload_is_checked_first(
     def walked(*_given: Any) -> None:
         raise AssertionError("the arguments are read")
 
-    monkeypatch.setattr(targets, "_texts", walked)
+    monkeypatch.setattr(targets, "_has_mask", walked)
     config = {"task": ADD, "args": [[]] * 20_000} if kind == "CELERY_TASK" else {"url": "x" * 2_000}
     body = {"target_type": kind, "target_config": config, "name": "a", "cron": "0 4 * * *"}
     if path == "/tasks":

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.metrics import charts, counts
-from django_durable_tasks.contrib.metrics.charts import PERIODS, ChartData, endings, read_points
+from django_durable_tasks.contrib.metrics import admin, counts
+from django_durable_tasks.contrib.metrics.admin import (
+    PERIODS,
+    ChartPoint,
+    endings,
+    read_points,
+)
 from django_durable_tasks.contrib.metrics.series import MINUTE, Duration, minute_of
 from django_durable_tasks.contrib.metrics.series import MetricKind as Kind
 from django_durable_tasks.store.clock import database_now
@@ -26,12 +32,17 @@ def now() -> datetime:
     return database_now()
 
 
-def _read(period: str, now: datetime, queue: str = "", name: str = "") -> ChartData:
+class _Data(NamedTuple):
+    points: list[ChartPoint]
+    is_cut: bool
+
+
+def _read(period: str, now: datetime, queue: str = "", name: str = "") -> _Data:
     chosen = {field: value for field, value in (("queue", queue), ("name", name)) if value}
-    return read_points(endings(None).filter(**chosen), PERIODS[period], now)
+    return _Data(*read_points(endings(None).filter(**chosen), PERIODS[period], now))
 
 
-def _totals(data: ChartData) -> Counter[str]:
+def _totals(data: _Data) -> Counter[str]:
     found = Counter[str]()
     for point in data.points:
         found.update(point.numbers)
@@ -133,14 +144,14 @@ def test_the_series_of_other_tenants_and_of_all_are_left_out(now: datetime) -> N
 def test_a_period_with_too_many_rows_begins_later(
     now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(charts, "ROWS_MAX", 10)
+    monkeypatch.setattr(admin, "ROWS_MAX", 10)
     for ago in range(30):
         a_minute(now - timedelta(minutes=ago), 1)
     data = _read("24h", now)
     assert data.is_cut
     assert _totals(data) == {"SUCCESS": 10}
     assert sum(point.minutes for point in data.points) == 10
-    monkeypatch.setattr(charts, "ROWS_MAX", 30)
+    monkeypatch.setattr(admin, "ROWS_MAX", 30)
     whole = _read("24h", now)
     assert not whole.is_cut
     assert _totals(whole) == {"SUCCESS": 30}
@@ -150,7 +161,7 @@ def test_a_period_with_too_many_rows_begins_later(
 def test_the_number_of_statements_does_not_depend_on_the_rows(
     now: datetime, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(charts, "ROWS_MAX", limit)
+    monkeypatch.setattr(admin, "ROWS_MAX", limit)
     counts = set()
     for number in (1, 50):
         for ago in range(number):

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_durable_tasks.choices import Status
-from django_durable_tasks.contrib.metrics.charts import PERIODS, endings, read_points
+from django_durable_tasks.contrib.metrics.admin import PERIODS, endings, read_points
 from django_durable_tasks.store.clock import database_now
 from tests.database.db.test_query_plans import _fill
 from tests.database.metrics.counting import count_all, totals

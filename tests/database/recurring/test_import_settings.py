@@ -151,11 +151,11 @@ def finalized(sender, **_):
 
 django.setup()
 from django.core.management import execute_from_command_line
-import django_durable_tasks.contrib.beat.tables as tables
+import django_durable_tasks.contrib.beat.periodic_tasks as periodic_tasks
 import django_durable_tasks.contrib.beat.commands as commands
 from datetime import UTC, datetime
 commands.database_now = lambda: datetime.now(UTC)
-tables.known = lambda name: None
+periodic_tasks.known = lambda name: None
 execute_from_command_line(["manage.py", "durable", "import-beat", "--settings", "--print"])
 """
 

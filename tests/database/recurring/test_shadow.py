@@ -14,7 +14,7 @@ from celery.beat import ScheduleEntry, Scheduler
 from django.db import DatabaseError
 
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
-from django_durable_tasks.contrib.beat import commands, listener, shadow_fires
+from django_durable_tasks.contrib.beat import commands, compare, listener
 from django_durable_tasks.contrib.beat.models import ShadowFire
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
@@ -96,7 +96,7 @@ def test_only_the_named_schedules_are_compared() -> None:
 
 
 def test_a_dense_schedule_is_compared_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow_fires, "MOST", 3)
+    monkeypatch.setattr(compare, "MOST", 3)
     _of_beat()
     assert "more than 3 fires" in _told()["nightly"]["remark"]
 
@@ -127,8 +127,8 @@ def test_watch_mode_reports_each_difference_once(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.django_db(transaction=True)
 def test_recorded_fires_are_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow_fires, "RETENTION", timedelta(hours=1))
-    monkeypatch.setattr(shadow_fires, "PRUNED", 2)
+    monkeypatch.setattr(compare, "RETENTION", timedelta(hours=1))
+    monkeypatch.setattr(compare, "PRUNED", 2)
     _heard("old", 0, 60, 120)
     ShadowFire.objects.create(name="new", task="shop.tasks.plain")
     jobs = {job.name: job for job in (make() for make in OPTIONAL_JOBS.values())}

@@ -16,7 +16,7 @@ from django_durable_tasks import conf, ports
 from django_durable_tasks.celery import worker_node
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import queues
-from django_durable_tasks.contrib.database_transport import due_tasks, wakeups
+from django_durable_tasks.contrib.database_transport import consumers, due_tasks
 from django_durable_tasks.contrib.database_transport.due_tasks import DueTasks
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.models import Task
@@ -175,16 +175,16 @@ def test_a_task_of_its_own_process_wakes_a_worker_at_the_commit(
     monkeypatch.setattr(ports, "due", notifier.OnCommitNotifier())
     due_tasks.of_connection()
     alias, sleeper = conf.settings().DATABASE, _Sleeper()
-    wakeups.register(alias, sleeper, listen=False)
+    consumers.register(alias, sleeper, listen=False)
     try:
         with transaction.atomic():
             tasks.noop.schedule()
             assert sleeper.woken == 0
-        assert (sleeper.woken, sleeper.echo) == (1, wakeups.ECHO)
+        assert (sleeper.woken, sleeper.echo) == (1, consumers.ECHO)
         tasks.noop.using(run_at=database_now() + timedelta(hours=1)).schedule()
         assert sleeper.woken == 1
     finally:
-        wakeups.forget(alias, sleeper)
+        consumers.forget(alias, sleeper)
 
 
 @pytest.mark.postgresql
@@ -212,18 +212,18 @@ def test_an_idle_worker_polls_half_as_often_while_notifications_arrive(worker: _
     alias, sleeper = conf.settings().DATABASE, _Sleeper()
     worker.turn()
     assert worker.due_tasks.look_at <= time.monotonic() + due_tasks.LOOK_EVERY
-    wakeups.register(alias, sleeper, listen=True)
+    consumers.register(alias, sleeper, listen=True)
     try:
         if connection.vendor == "postgresql":
-            until(lambda: wakeups.longest_pause(alias, 1.0) == 2.0, within=30)
+            until(lambda: consumers.longest_pause(alias, 1.0) == 2.0, within=30)
             worker.due_tasks.look_at = 0.0
             worker.turn()
             assert worker.due_tasks.look_at > time.monotonic() + due_tasks.LOOK_EVERY
         else:
-            assert wakeups.longest_pause(alias, 1.0) == 1.0
+            assert consumers.longest_pause(alias, 1.0) == 1.0
     finally:
-        wakeups.forget(alias, sleeper)
-    assert wakeups.longest_pause(alias, 1.0) == 1.0
+        consumers.forget(alias, sleeper)
+    assert consumers.longest_pause(alias, 1.0) == 1.0
 
 
 def test_tasks_of_its_own_process_wake_a_worker_at_most_once_per_interval(

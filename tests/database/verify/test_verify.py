@@ -53,13 +53,13 @@ pytestmark = pytest.mark.django_db
 
 
 def _find(*only: str, **more: Any) -> list[Finding]:
-    answers = runner.verify(runner.chosen(only), **more)
+    answers = runner.run(runner.chosen(only), **more)
     assert not [answer.error for answer in answers if answer.error]
     return [finding for answer in answers for finding in answer.findings]
 
 
 def _repair(*only: str) -> list[RepairResult]:
-    return runner.repair(runner.verify(runner.chosen(only)))
+    return runner.repair(runner.run(runner.chosen(only)))
 
 
 def _texts(findings: Iterable[Finding]) -> list[str]:
@@ -72,7 +72,7 @@ def _texts(findings: Iterable[Finding]) -> list[str]:
 def test_healthy_rows_of_every_kind_have_no_finding() -> None:
     write_healthy_rows()
     assert _texts(_find()) == []
-    answers = runner.verify()
+    answers = runner.run()
     assert {answer.check.name: answer.looked_at for answer in answers}[
         "dead-letters-missing"
     ] == Task.objects.count()
@@ -142,7 +142,7 @@ def test_a_suspicion_that_the_second_read_does_not_confirm_is_no_finding() -> No
 
 def test_a_row_that_became_correct_before_the_repair_is_left_unchanged() -> None:
     DAMAGES["dependency-counts"]()
-    answers = runner.verify(runner.chosen(["dependency-counts"]))
+    answers = runner.run(runner.chosen(["dependency-counts"]))
     Task.objects.unguarded().filter(status=Status.BLOCKED).update(
         unresolved_dependencies_count=1, epoch=9
     )
@@ -442,7 +442,7 @@ def test_every_row_is_read_once_whatever_the_page_size(monkeypatch: pytest.Monke
     DeadLetter.objects.unguarded().all().delete()
     monkeypatch.setattr(verify_check, "PAGE", 3)
     reported: list[tuple[str, float]] = []
-    [answer] = runner.verify(
+    [answer] = runner.run(
         runner.chosen(["dead-letters-missing"]),
         progress=lambda table, part: reported.append((table, part)),
     )
@@ -456,9 +456,9 @@ def test_every_row_is_read_once_whatever_the_page_size(monkeypatch: pytest.Monke
 def test_the_limit_ends_the_search() -> None:
     many_tasks(5, Status.FAILED)
     DeadLetter.objects.unguarded().all().delete()
-    [answer] = runner.verify(runner.chosen(["dead-letters-missing"]), limit=2)
+    [answer] = runner.run(runner.chosen(["dead-letters-missing"]), limit=2)
     assert (len(answer.findings), answer.more) == (2, True)
-    [answer] = runner.verify(runner.chosen(["dead-letters-missing"]), limit=5)
+    [answer] = runner.run(runner.chosen(["dead-letters-missing"]), limit=5)
     assert (len(answer.findings), answer.more) == (5, False)
 
 
@@ -469,7 +469,7 @@ def test_the_number_of_statements_does_not_grow_with_the_rows() -> None:
         for _ in range(10):
             _write_one_of_each()
         with CaptureQueriesContext(connection) as captured:
-            assert [answer.findings for answer in runner.verify() if answer.findings] == []
+            assert [answer.findings for answer in runner.run() if answer.findings] == []
         numbers.append(len(captured))
     assert numbers[0] == numbers[1]
 

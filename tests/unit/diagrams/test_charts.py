@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from django_durable_tasks.contrib.metrics.charts import (
+from django_durable_tasks.contrib.metrics.admin import (
     HEIGHT,
     LINE_COLOURS,
     PANEL,

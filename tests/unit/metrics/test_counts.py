@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.contrib.metrics.charts import PERIODS, ChartPoint, chart_points, quantile
+from django_durable_tasks.contrib.metrics.admin import PERIODS, ChartPoint, chart_points, quantile
 from django_durable_tasks.contrib.metrics.counts import is_due
 from django_durable_tasks.contrib.metrics.exposition import (
     QueueGauge,

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import celery
 import pytest
@@ -19,12 +19,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from django_durable_tasks.contrib.beat import compare
-from django_durable_tasks.contrib.beat.shadow_fires import EARLY, matched
-from django_durable_tasks.contrib.beat.tables import (
+from django_durable_tasks.contrib.beat.compare import EARLY, matched
+from django_durable_tasks.contrib.beat.periodic_tasks import (
     BeatRow,
     Crontab,
-    Import,
-    ImportContext,
     imported,
 )
 from django_durable_tasks.exceptions import InvalidSchedule
@@ -54,9 +52,14 @@ def _row(cron: str = "", zone: str = "UTC", **given: Any) -> BeatRow:
     )
 
 
+class Import(NamedTuple):
+    options: dict[str, Any]
+    remarks: list[str]
+
+
 def _import(row: BeatRow, *, durable: bool = True, on_redis: bool = False) -> Import:
     fields = compare.fields_of(row.crontab) if row.crontab else None
-    return imported(row, ImportContext(NOW, fields, durable, on_redis))
+    return Import(*imported(row, NOW, fields, durable=durable, on_redis=on_redis))
 
 
 def _compare(row: BeatRow) -> compare.Comparison:
@@ -134,7 +137,7 @@ def test_the_crontabs_of_a_large_project_fire_as_in_beat_except_at_clock_changes
 
 def test_both_restricted_day_fields_are_reported() -> None:
     assert any(remark.startswith("DAYS") for remark in _import(_row("0 9 1 * 1")).remarks)
-    assert _import(_row("0 9 1 * *")).remarks == ()
+    assert _import(_row("0 9 1 * *")).remarks == []
 
 
 @as_celery_57
@@ -274,7 +277,6 @@ def test_a_plain_celery_task_is_sent_as_beat_would_send_it() -> None:
         "30 2 * * *", args="[1]", queue="old", priority=3, expire_seconds=9, headers='{"trace": 1}'
     )
     found = _import(row, durable=False)
-    assert found.task == "django_durable_tasks.plain_celery_task"
     assert found.options["kwargs"] == {
         "task": "shop.tasks.report",
         "args": [1],
@@ -357,25 +359,25 @@ def _at(*seconds: float) -> list[datetime]:
 
 
 def test_a_late_fire_belongs_to_its_fire_time() -> None:
-    match = matched(_at(0, 60, 120), _at(0.1, 65, 120), TOLERANCE)
-    assert list(match.lags.values()) == [0.1, 5.0, 0.0]
-    assert (match.only_here, match.only_beat) == ([], [])
+    lags, only_here, only_beat = matched(_at(0, 60, 120), _at(0.1, 65, 120), TOLERANCE)
+    assert list(lags.values()) == [0.1, 5.0, 0.0]
+    assert (only_here, only_beat) == ([], [])
 
 
 def test_a_fire_that_beat_omitted_does_not_shift_the_others() -> None:
-    match = matched(_at(0, 10, 20, 30), _at(0.1, 20.1, 30.1), TOLERANCE)
-    assert match.only_here == _at(10)
-    assert [round(lag, 3) for lag in match.lags.values()] == [0.1, 0.1, 0.1]
+    lags, only_here, _ = matched(_at(0, 10, 20, 30), _at(0.1, 20.1, 30.1), TOLERANCE)
+    assert only_here == _at(10)
+    assert [round(lag, 3) for lag in lags.values()] == [0.1, 0.1, 0.1]
 
 
 def test_duplicate_and_additional_fires_are_of_beat_only() -> None:
-    match = matched(_at(0, 60), _at(0.1, 0.2, 45, 60), TOLERANCE)
-    assert match.only_beat == _at(0.2, 45)
+    *_, only_beat = matched(_at(0, 60), _at(0.1, 0.2, 45, 60), TOLERANCE)
+    assert only_beat == _at(0.2, 45)
 
 
 def test_a_clock_slightly_ahead_is_no_difference() -> None:
-    assert matched(_at(60), _at(59.5), TOLERANCE).only_beat == []
-    assert matched(_at(60), _at(58.5), TOLERANCE).only_beat == _at(58.5)
+    assert matched(_at(60), _at(59.5), TOLERANCE)[2] == []
+    assert matched(_at(60), _at(58.5), TOLERANCE)[2] == _at(58.5)
 
 
 _TIMES = st.lists(st.integers(0, 200), unique=True, max_size=20).map(
@@ -385,8 +387,8 @@ _TIMES = st.lists(st.integers(0, 200), unique=True, max_size=20).map(
 
 @given(_TIMES, _TIMES)
 def test_every_fire_is_matched_once(here: list[datetime], beat: list[datetime]) -> None:
-    match = matched(here, beat, TOLERANCE)
-    assert sorted([*match.lags, *match.only_here]) == here
-    assert len(match.lags) + len(match.only_beat) == len(beat)
-    assert all(-EARLY.total_seconds() <= lag <= 30 for lag in match.lags.values())
-    assert set(match.only_beat) <= set(beat)
+    lags, only_here, only_beat = matched(here, beat, TOLERANCE)
+    assert sorted([*lags, *only_here]) == here
+    assert len(lags) + len(only_beat) == len(beat)
+    assert all(-EARLY.total_seconds() <= lag <= 30 for lag in lags.values())
+    assert set(only_beat) <= set(beat)

@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 
+from django_durable_tasks.contrib.callbacks import http
 from django_durable_tasks.contrib.callbacks.http import LookupFailed, Resolver
 from tests.http_servers import WAIT
 from tests.waiting import until
@@ -49,8 +50,12 @@ def _resolves(resolver: Resolver, host: str, tenant_id: int) -> bool:
     return bool(resolver.addresses(host, time.monotonic() + WAIT, tenant_id))
 
 
-def test_names_of_one_tenant_that_hang_do_not_block_another_tenant(names: _NameServer) -> None:
-    resolver = Resolver(names, overdue_max=4, per_tenant=3)
+def test_names_of_one_tenant_that_hang_do_not_block_another_tenant(
+    names: _NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "OVERDUE_MAX", 4)
+    monkeypatch.setattr(http, "OVERDUE_PER_TENANT", 3)
+    resolver = Resolver(names)
     durations = [_duration_of_failure(resolver, f"slow{n}.test", 1) for n in range(6)]
     assert min(durations[:3]) >= SHORT
     assert max(durations[3:]) < SHORT, "the fourth fails at once"
@@ -58,8 +63,12 @@ def test_names_of_one_tenant_that_hang_do_not_block_another_tenant(names: _NameS
     assert _resolves(resolver, "other.test", 2)
 
 
-def test_all_tenants_together_leave_a_lookup_to_a_tenant_that_has_none(names: _NameServer) -> None:
-    resolver = Resolver(names, overdue_max=2, per_tenant=2)
+def test_all_tenants_together_leave_a_lookup_to_a_tenant_that_has_none(
+    names: _NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "OVERDUE_MAX", 2)
+    monkeypatch.setattr(http, "OVERDUE_PER_TENANT", 2)
+    resolver = Resolver(names)
     for number in range(2):
         _duration_of_failure(resolver, f"slow{number}.test", 1)
     assert _duration_of_failure(resolver, "slow2.test", 2) >= SHORT
@@ -80,8 +89,11 @@ def test_requests_for_one_name_share_a_lookup_and_a_slow_name_then_fails_at_once
     assert _resolves(resolver, "slow.test", 1), "the name is no longer remembered as slow"
 
 
-def test_a_slow_name_is_tried_again_after_a_while(names: _NameServer) -> None:
-    resolver = Resolver(names, remembered=0.0)
+def test_a_slow_name_is_tried_again_after_a_while(
+    names: _NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "REMEMBERED", 0.0)
+    resolver = Resolver(names)
     for _ in range(2):
         assert _duration_of_failure(resolver, "slow.test", 1) >= SHORT
 

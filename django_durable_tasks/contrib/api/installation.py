@@ -1,4 +1,6 @@
-"""``/health``, ``/scheduler``, ``/queues``, ``/metrics`` and the pages of the API."""
+"""``/health``, ``/scheduler``, ``/queues`` and ``/metrics``; ``/tenants``, ``/key``, ``/quota`` and
+``/audit``; and the pages of the API.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,29 @@ from typing import Any
 
 from django.apps import apps
 from django.db import Error
+from django.db.models import Q
 from django.http import HttpResponse
 from django.template.loader import render_to_string
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_durable_tasks import conf, process_state, registry
-from django_durable_tasks.choices import Status
+from django_durable_tasks.audit import OBJECT_TYPES, about
+from django_durable_tasks.choices import AuditSource, Status
 from django_durable_tasks.cluster.queues import Depth, depths
 from django_durable_tasks.cluster.status import overview
-from django_durable_tasks.contrib.api import fields, problems
+from django_durable_tasks.contrib.api import fields, problems, quotas, views
 from django_durable_tasks.contrib.api.access import ApiScope
+from django_durable_tasks.contrib.api.authentication import KEY_ACTOR, Caller
+from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.contrib.api.openapi import document_text
-from django_durable_tasks.contrib.api.operations import OperationsMixin
 from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.serializers import Answer, list_of
 from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
-from django_durable_tasks.contrib.api.views import ApiViewSet, address_of, endpoint
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads, paused_queues
-from django_durable_tasks.models import NodeKind, SchedulerLease, Task
+from django_durable_tasks.models import AuditEntry, NodeKind, SchedulerLease, Task, Tenant
 from django_durable_tasks.operations.operation import Operation, Target
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.clock import database_now
@@ -42,13 +47,13 @@ _HEALTH_KEPT = 1.0
 COUNTED = 100_000
 
 
-class HealthViewSet(ApiViewSet):
+class HealthViewSet(views.ApiViewSet):
     """Whether tasks start. It needs no key and reveals no names, for probes of load balancers."""
 
     singular = "Health"
     authentication_classes = ()
 
-    @endpoint(statuses=(503,))
+    @views.endpoint(statuses=(503,))
     def list(self, request: Request) -> Response:
         """Return liveness, readiness, and the age of the oldest task that is due.
 
@@ -75,28 +80,21 @@ class RecentHealth:
         if not self._found or time.monotonic() >= self._until:
             try:
                 now = database_now()
-                led = (
-                    SchedulerLease.objects.using(conf.settings().DATABASE)
-                    .filter(expires_at__gt=now)
-                    .exists()
-                )
+                leases = SchedulerLease.objects.using(conf.settings().DATABASE)
+                led = leases.filter(expires_at__gt=now).exists()
                 stopped = paused_queues()
                 waiting = [
                     *heads().items(),
                     *((head.queue, head.due_at) for head in batches.batch_heads(now)),
                 ]
                 due = [at for queue, at in waiting if at <= now and queue not in stopped]
-                age = (now - min(due)).total_seconds() if due else 0.0
-                firing = led and age <= conf.settings().OLDEST_DUE_MAX
-                self._found = {
-                    "ready": True,
-                    "leader": led,
-                    "oldest_due_age": age,
-                    "firing": firing,
-                }
+                age: float | None = (now - min(due)).total_seconds() if due else 0.0
+                firing = led and (age or 0.0) <= conf.settings().OLDEST_DUE_MAX
+                ready = True
             except Error:
-                self._found = {"ready": False, "leader": False, "oldest_due_age": None}
-                self._found["firing"] = False
+                ready = led = firing = False
+                age = None
+            self._found = {"ready": ready, "leader": led, "oldest_due_age": age, "firing": firing}
             self._until = time.monotonic() + _HEALTH_KEPT
         return self._found
 
@@ -123,14 +121,14 @@ class AlertAnswer(Answer):
     since = fields.Instant()
 
 
-class SchedulerViewSet(ApiViewSet):
+class SchedulerViewSet(views.ApiViewSet):
     """The state of the installation, which all tenants share."""
 
     singular = "Scheduler"
     reads = ("node",)
     is_shared = True
 
-    @endpoint(
+    @views.endpoint(
         "status",
         detail=False,
         scope=ApiScope.QUEUES,
@@ -178,7 +176,7 @@ def _ended(status: Status, now: datetime) -> int:
 class HistoryViewSet(OneTaskMixin):
     """The attempts of a task."""
 
-    @endpoint(
+    @views.endpoint(
         "history",
         reads=("task", "taskexecutionlog"),
         answer=list_of(ExecutionAnswer),
@@ -206,7 +204,7 @@ class QueueAnswer(Answer):
     concurrency = fields.Integer()
 
 
-class QueueViewSet(OperationsMixin):
+class QueueViewSet(views.OperationsMixin):
     """The queues of the installation, which all tenants share."""
 
     singular, plural = "Queue", "Queues"
@@ -236,20 +234,20 @@ class QueueViewSet(OperationsMixin):
         """Return the name."""
         return row.queue
 
-    @endpoint(scope=ApiScope.QUEUES, answer=list_of(QueueAnswer))
+    @views.endpoint(scope=ApiScope.QUEUES, answer=list_of(QueueAnswer))
     def list(self, request: Request) -> Response:
         """Return the queues that have open tasks, a worker or a pause, by name."""
         return self.whole([QueueAnswer.shown(depth) for depth in depths(database_now())])
 
 
-class MetricsViewSet(ApiViewSet):
+class MetricsViewSet(views.ApiViewSet):
     """The metrics of all tenants."""
 
     singular = "Metrics"
     reads = ("node",)
     is_shared = True
 
-    @endpoint(
+    @views.endpoint(
         scope=ApiScope.METRICS,
         media_types=("text/plain", "text/*", "application/openmetrics-text"),
     )
@@ -269,10 +267,177 @@ class MetricsViewSet(ApiViewSet):
         return HttpResponse(body, content_type=content_type)
 
 
+# Tenants, with their keys and quotas.
+
+
+class TenantAnswer(Answer):
+    """A tenant. ``slug`` is the value of the header ``Durable-Tenant``."""
+
+    class Meta:
+        model = Tenant
+        hidden = ()
+
+
+class TenantViewSet(views.ApiViewSet):
+    """The tenant of the key, or the tenants that a staff user may choose."""
+
+    answer = TenantAnswer
+    order = "slug"
+
+    @views.endpoint(is_list=True)
+    def list(self, request: Request) -> Response:
+        """Return the tenants, by slug."""
+        caller, rows = self.caller, Tenant.objects.using(conf.settings().DATABASE)
+        if caller.user is None:
+            rows = rows.filter(pk=caller.tenant.pk)
+        elif caller.tenants is not None:
+            rows = rows.filter(pk__in=caller.tenants)
+        return self.page(rows)
+
+
+class KeyAnswer(Answer):
+    """The key that sends the request; of a staff user, only the name and the scopes are known."""
+
+    scopes = serializers.ListField(child=fields.Text())
+    prefix = fields.Text(allow_blank=True)
+    created_at = fields.Instant(allow_null=True)
+
+    class Meta:
+        model = ApiKey
+        hidden = ("identifier", "mode", "created_by", "revoked_by", "reason")
+
+
+class KeyViewSet(views.ApiViewSet):
+    """Who sends the request, and what it may do."""
+
+    singular, plural = "Key", ""
+    answer = KeyAnswer
+    reads = ("tenant",)
+
+    @views.endpoint()
+    def list(self, request: Request) -> Response:
+        """Return the scopes, the expiry and the last use of the own key."""
+        caller = self.caller
+        if caller.user is None:
+            keys = ApiKey.objects.using(conf.settings().DATABASE)
+            return Response(KeyAnswer.shown(keys.get(pk=request.auth.pk)))
+        user = ApiKey(name=caller.name, scopes=sorted(caller.scopes))
+        shown = KeyAnswer.shown(user, without=("prefix", "created_at"))
+        return Response({**shown, "prefix": "", "created_at": None})
+
+
+class QuotaAnswer(Answer):
+    """A quota. ``limit`` is null without a limit, and ``used`` if it is not counted."""
+
+    name = fields.Text()
+    limit = fields.AnyJson()
+    used = fields.Integer(allow_null=True)
+
+
+class QuotaViewSet(views.ApiViewSet):
+    """The quotas of the tenant. Ended tasks do not count."""
+
+    singular = "Quota"
+    reads = ("durable_tasks_api.tenantquota",)
+
+    @views.endpoint(answer=list_of(QuotaAnswer))
+    def list(self, request: Request) -> Response:
+        """Return each quota with its limit and what is used of it."""
+        rows = quotas.usage(self.caller.tenant)
+        if self.rate is not None:
+            spent = self.rate.rate.number - self.rate.left
+            rows.append(quotas.QuotaUsage("requests", str(self.rate.rate), spent))
+        return self.whole([QuotaAnswer.shown(row) for row in rows])
+
+
+# Who changed what in the tenant.
+
+
+# Characters of the column with the ids of objects.
+_LONGEST = 250
+OPERATOR = "operator"
+"""Stands for the name of an operator, whatever it is."""
+_NAMES = frozenset({"status_by", "updated_by", "set_by", "created_by"})
+_REASONS = frozenset({"reason", "status_reason"})
+_OF_STAFF = ("tenant.assign_staff", "tenant.unassign_staff")
+_OWN = Q(source=AuditSource.API, actor__startswith=KEY_ACTOR)
+
+
+class AuditAnswer(Answer):
+    """A write: who changed what. ``object_id`` is empty if it changed several objects."""
+
+    audit_id = fields.Integer(source="pk")
+    object_type = fields.OneOf(choices=OBJECT_TYPES)
+    object_ids = serializers.ListField(child=fields.Text())
+    before = fields.SecretObject()
+    after = fields.SecretObject()
+
+    class Meta:
+        model = AuditEntry
+        hidden = ()
+
+
+def _entry(about: str) -> fields.Text:
+    return fields.Text(required=False, max_length=_LONGEST, help_text=f"Only entries {about}.")
+
+
+class AuditViewSet(views.ApiViewSet):
+    """The audit entries of the tenant."""
+
+    plural = "AuditEntries"
+    answer = AuditAnswer
+
+    @views.endpoint(
+        is_list=True,
+        filters={
+            "operation": _entry("of this operation, such as tasks.cancel"),
+            "actor": _entry("of this key or user"),
+            "object_id": _entry("about the object with this id or name"),
+            "object_type": fields.OneOf(
+                choices=OBJECT_TYPES,
+                required=False,
+                help_text="Only entries about objects of this type.",
+            ),
+        },
+    )
+    def list(self, request: Request) -> Response:
+        """Return the entries that match the filters, the newest first."""
+        filters, rows = self.query(), self.rows()
+        if "object_id" in filters:
+            rows = rows.filter(about(filters.pop("object_id"), self.tenant_id))
+        if self.caller.user is None:
+            # `actor` must not reveal the names of operators.
+            rows = rows.exclude(operation__in=_OF_STAFF)
+            actor = filters.pop("actor", None)
+            if actor == OPERATOR:
+                rows = rows.exclude(_OWN)
+            elif actor is not None:
+                rows = rows.filter(_OWN, actor=actor)
+        return self.page(rows.filter(**filters))
+
+    def show(self, row: AuditEntry, caller: Caller) -> dict[str, Any]:
+        """Return an entry. For a key, the names, reasons and addresses of operators are left out,
+        because operators write them for each other.
+        """
+        values = super().show(row, caller)
+        is_own = row.source == AuditSource.API and row.actor.startswith(KEY_ACTOR)
+        if caller.user is not None or is_own:
+            return values
+        hidden = {
+            side: {
+                name: OPERATOR if name in _NAMES and value else value
+                for name, value in values[side].items()
+                if name not in _REASONS
+            }
+            for side in ("before", "after")
+        }
+        return {**values, **hidden, "actor": OPERATOR, "reason": "", "address": None}
+
+
 # The pages of the API: problem types, the OpenAPI document, and a page to try the API.
 
 
-class ProblemViewSet(ApiViewSet):
+class ProblemViewSet(views.ApiViewSet):
     """The types of problems. They need no key: their addresses are in answers with status 401."""
 
     singular = "ProblemType"
@@ -280,7 +445,7 @@ class ProblemViewSet(ApiViewSet):
     lookup_url_kwarg = "code"
     lookup_value_converter = "slug"
 
-    @endpoint()
+    @views.endpoint()
     def retrieve(self, request: Request, code: str) -> Response:
         """Return the status, the title and the remedy."""
         kind = problems.TYPES.get(code)
@@ -289,12 +454,12 @@ class ProblemViewSet(ApiViewSet):
         return Response(dataclasses.asdict(kind))
 
 
-class UnknownViewSet(ApiViewSet):
+class UnknownViewSet(views.ApiViewSet):
     """Every other address answers 404 to every method."""
 
     authentication_classes = ()
     schema: Any = None
-    http_method_names = (*ApiViewSet.http_method_names, "put", "options", "trace")
+    http_method_names = (*views.ApiViewSet.http_method_names, "put", "options", "trace")
     allowed_methods: Any = ()
 
     def http_method_not_allowed(self, request: Any, *args: Any, **kwargs: Any) -> Response:
@@ -302,22 +467,23 @@ class UnknownViewSet(ApiViewSet):
         raise Problem(problems.NOT_FOUND, "There is no such address.")
 
 
-class SchemaViewSet(ApiViewSet):
+class SchemaViewSet(views.ApiViewSet):
     """The OpenAPI 3.1 document. It contains no data of a tenant and needs no key."""
 
     singular = "Schema"
     authentication_classes = ()
 
-    @endpoint()
+    @views.endpoint()
     def list(self, request: Request) -> Response:
         """Return the document."""
-        return Response(document_text(address_of("schema-list").removesuffix("/schema")))
+        root = views.address_of("schema-list").removesuffix("/schema")
+        return Response(document_text(root, conf.settings().API_SESSIONS))
 
 
 _HTML = "text/html"
 
 
-class DocsViewSet(ApiViewSet):
+class DocsViewSet(views.ApiViewSet):
     """A page on which a user enters a key and sends requests.
 
     Its scripts are files of ``drf_spectacular_sidecar`` and of this package, so that a strict
@@ -327,9 +493,9 @@ class DocsViewSet(ApiViewSet):
     singular = "Docs"
     authentication_classes = ()
 
-    @endpoint(media_types=(_HTML,))
+    @views.endpoint(media_types=(_HTML,))
     def list(self, request: Request) -> HttpResponse:
         """Return the page."""
-        context = {"schema": address_of("schema-list")}
+        context = {"schema": views.address_of("schema-list")}
         page = render_to_string("django_durable_tasks/api/docs.html", context)
         return HttpResponse(page, content_type=f"{_HTML}; charset=utf-8")

@@ -1,31 +1,33 @@
-"""Reads the tables of django-celery-beat, converts a row to keyword arguments of ``upsert``, and
-imports it.
+"""The periodic tasks of Celery beat: reads the tables of django-celery-beat and the entries of
+``beat_schedule``, converts them to keyword arguments of ``upsert``, and imports them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pprint import pformat
 from typing import Any, ClassVar
 
+from celery import current_app
+from celery.schedules import maybe_schedule
 from django.apps.registry import Apps
 from django.db import IntegrityError, connections, models
 from django.utils.translation import gettext_lazy as _
 
+from django_durable_tasks import registry
 from django_durable_tasks.audit import recorded
 from django_durable_tasks.choices import Overlap, RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
-from django_durable_tasks.option_values import checked_name
-from django_durable_tasks.schedules import lifecycle
-from django_durable_tasks.schedules.celery_schedules import Fields, cron_keywords
+from django_durable_tasks.option_values import checked_name, seconds
+from django_durable_tasks.schedules import celery_schedules, lifecycle
 from django_durable_tasks.schedules.options import BEAT, columns
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
 # Converts a row of django-celery-beat to keyword arguments of ``upsert``, with the differences and
 # their reasons.
@@ -97,43 +99,64 @@ class BeatRow:
     """Options of an entry of ``beat_schedule`` that have no counterpart here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
-    """The result of the conversion: the task and keyword arguments of ``upsert``, and remarks on
-    the differences.
+def imported(
+    row: BeatRow,
+    now: datetime,
+    fields: celery_schedules.Fields | None,
+    *,
+    durable: bool,
+    on_redis: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the keyword arguments of ``upsert`` for the row, and remarks on the differences.
+
+    Raises BeatRowOver for a row that will not run again, InvalidSchedule for an invalid one.
+
+    ``fields``: Celery's numbers of the crontab. ``durable``: the row's task is a durable task.
+    ``on_redis``: beat sends to Redis, which orders priorities the other way.
     """
-
-    task: str
-    options: dict[str, Any]
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ImportContext:
-    """Further input: the current time, Celery's numbers of the crontab, whether the task is
-    durable, and the broker.
-    """
-
-    now: datetime
-    fields: Fields | None
-    durable: bool
-    on_redis: bool
-
-
-def imported(row: BeatRow, setting: ImportContext) -> Import:
-    """Return the conversion of the row; raises Over for a row that will not run again,
-    InvalidSchedule for an invalid one.
-    """
-    if row.expires is not None and row.expires <= setting.now:
+    if row.expires is not None and row.expires <= now:
         raise BeatRowOver(f"It expired at {utc_text(row.expires)}; beat would switch it off.")
     if row.one_off and row.total_run_count > 0:
         raise BeatRowOver("It is a one-off task and has run; beat would switch it off.")
-    if row.clocked is not None and row.clocked <= setting.now:
+    if row.clocked is not None and row.clocked <= now:
         effect = "would run it at its next start" if row.enabled else "has switched it off"
         raise BeatRowOver(f"Its time, {utc_text(row.clocked)}, has passed; beat {effect}.")
     remarks: list[str] = []
     options: dict[str, Any] = {"overlap": Overlap.ALLOW.value, "description": row.description[:500]}
-    options |= _timing(row, setting, remarks)
+    later = row.start_time if row.start_time is not None and row.start_time > now else None
+    start = {"start_time": later} if later else {}
+    if row.interval is not None:
+        number, unit = row.interval
+        if unit not in _UNITS:
+            raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
+        anchor = later or row.last_run_at or row.date_changed or now
+        period = number * _UNITS[unit]
+        remarks.append(
+            f"INTERVAL: beat counts {period:g} s from its last send, so that it drifts; here from"
+            f" {utc_text(anchor)} on, without drift"
+        )
+        options |= {"interval": period, "start_time": anchor}
+    elif row.crontab is not None:
+        if fields is None:
+            raise InvalidSchedule(
+                f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
+            )
+        keywords = celery_schedules.cron_keywords(row.crontab.texts, fields)
+        if "rrule" in keywords:
+            remarks.append(
+                "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as"
+                " a recurrence rule, which requires both"
+            )
+        options |= keywords | {"timezone": row.crontab.timezone} | start
+    elif row.solar is not None:
+        event, latitude, longitude = row.solar
+        options |= {"solar": event, "latitude": latitude, "longitude": longitude} | start
+    elif row.clocked is not None:
+        options["at"] = [row.clocked]
+    else:
+        raise InvalidSchedule(
+            "It has no interval, crontab, solar or clocked schedule; beat does not run it either."
+        )
     if row.one_off or row.clocked is not None:
         options["max_runs"] = 1
     if row.expires is not None:
@@ -145,15 +168,25 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
     if row.expire_seconds is not None:
         options["expires_in"] = float(row.expire_seconds)
     args, kwargs = _json(row, "args", list), _json(row, "kwargs", dict)
-    if not setting.durable:
-        sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": _message(row)}
-        return Import(PLAIN_CELERY_TASK, options | {"args": [], "kwargs": sent}, tuple(remarks))
+    if not durable:
+        # The options with which beat would send the message.
+        message = {
+            "queue": row.queue,
+            "exchange": row.exchange,
+            "routing_key": row.routing_key,
+            "priority": row.priority,
+            "expires": row.expire_seconds,
+            "headers": {**_json(row, "headers", dict), "periodic_task_name": row.name},
+        }
+        given = {name: value for name, value in message.items() if value not in (None, "")}
+        sent = {"task": row.task, "args": args, "kwargs": kwargs, "options": given}
+        return options | {"args": [], "kwargs": sent}, remarks
     options |= {"args": args, "kwargs": kwargs} | ({"queue": row.queue} if row.queue else {})
     if row.priority is not None:
         priority = row.priority
-        ours = max(0, _HIGHEST - priority) if setting.on_redis else min(priority, _HIGHEST)
+        ours = max(0, _HIGHEST - priority) if on_redis else min(priority, _HIGHEST)
         if ours != priority:
-            order = "its lowest number first" if setting.on_redis else "its highest number first"
+            order = "its lowest number first" if on_redis else "its highest number first"
             remarks.append(
                 f"PRIORITY: {priority} becomes {ours}; the broker serves {order}, here 9 is first"
             )
@@ -162,53 +195,14 @@ def imported(row: BeatRow, setting: ImportContext) -> Import:
     call = {**row.limits, **({"headers": headers} if headers else {})}
     if call:
         options["options"] = call
-    message = {"exchange": row.exchange, "routing key": row.routing_key}
-    dropped = [*(name for name, value in message.items() if value), *row.dropped]
+    routing = {"exchange": row.exchange, "routing key": row.routing_key}
+    dropped = [*(name for name, value in routing.items() if value), *row.dropped]
     if dropped:
         remarks.append(
             f"MESSAGE: not kept, because a durable task has a queue and no message of its own:"
             f" {', '.join(dropped)}"
         )
-    return Import(row.task, options, tuple(remarks))
-
-
-# Schedule -----------------------------------------------------------------------------------------
-
-
-def _timing(row: BeatRow, setting: ImportContext, remarks: list[str]) -> dict[str, Any]:
-    later = row.start_time if row.start_time is not None and row.start_time > setting.now else None
-    start = {"start_time": later} if later else {}
-    if row.interval is not None:
-        number, unit = row.interval
-        if unit not in _UNITS:
-            raise InvalidSchedule(f"Its period is {unit!r}; beat supports {', '.join(_UNITS)}.")
-        anchor = later or row.last_run_at or row.date_changed or setting.now
-        seconds = number * _UNITS[unit]
-        remarks.append(
-            f"INTERVAL: beat counts {seconds:g} s from its last send, so that it drifts; here from"
-            f" {utc_text(anchor)} on, without drift"
-        )
-        return {"interval": seconds, "start_time": anchor}
-    if row.crontab is not None:
-        if setting.fields is None:
-            raise InvalidSchedule(
-                f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
-            )
-        keywords = cron_keywords(row.crontab.texts, setting.fields)
-        if "rrule" in keywords:
-            remarks.append(
-                "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as"
-                " a recurrence rule, which requires both"
-            )
-        return keywords | {"timezone": row.crontab.timezone} | start
-    if row.solar is not None:
-        event, latitude, longitude = row.solar
-        return {"solar": event, "latitude": latitude, "longitude": longitude} | start
-    if row.clocked is not None:
-        return {"at": [row.clocked]}
-    raise InvalidSchedule(
-        "It has no interval, crontab, solar or clocked schedule; beat does not run it either."
-    )
+    return options, remarks
 
 
 # Task and options ---------------------------------------------------------------------------------
@@ -227,20 +221,6 @@ def _json(row: BeatRow, column: str, kind: type[list[Any] | dict[str, Any]]) -> 
             f"Its {column} are {text[:60]!r}; give JSON that is a {kind.__name__}."
         )
     return value
-
-
-def _message(row: BeatRow) -> dict[str, Any]:
-    """Return the options with which beat would send the message."""
-    headers = {**_json(row, "headers", dict), "periodic_task_name": row.name}
-    options = {
-        "queue": row.queue,
-        "exchange": row.exchange,
-        "routing_key": row.routing_key,
-        "priority": row.priority,
-        "expires": row.expire_seconds,
-        "headers": headers,
-    }
-    return {option: value for option, value in options.items() if value is not None and value != ""}
 
 
 def utc_text(at: datetime) -> str:
@@ -367,12 +347,9 @@ def rows(database: str, names: Iterable[str] = ()) -> list[BeatRow]:
             " that beat uses."
         )
     schedules = {
-        kind: (
-            {row["id"]: row for row in _read(model, database)}
-            if model._meta.db_table in tables
-            else {}
-        )
+        kind: {row["id"]: row for row in _read(model, database)}
         for kind, model in _KINDS.items()
+        if model._meta.db_table in tables
     }
     selected = set(names)
     tasks = [
@@ -397,7 +374,7 @@ def _read(model: type[models.Model], database: str) -> list[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any], schedules: dict[str, dict[int, dict[str, Any]]]) -> BeatRow:
-    kinds = {kind: schedules[kind].get(row.pop(f"{kind}_id")) for kind in _KINDS}
+    kinds = {kind: schedules.get(kind, {}).get(row.pop(f"{kind}_id")) for kind in _KINDS}
     del row["id"]
     interval, crontab, solar, clocked = kinds.values()
     return BeatRow(
@@ -417,17 +394,126 @@ def _row(row: dict[str, Any], schedules: dict[str, dict[int, dict[str, Any]]]) -
     )
 
 
-def disable(database: str, names: Iterable[str]) -> int:
-    """Disable these periodic tasks, and make a running beat read its tables again; return their
-    number.
+# Reads the entries of ``beat_schedule``: those of CELERY_BEAT_SCHEDULE and of
+# ``add_periodic_task``.
+
+
+_LIMITS = {"time_limit": "timeout", "soft_time_limit": "soft_timeout"}
+_READ = frozenset({*_LIMITS, "queue", "exchange", "routing_key", "priority", "expires", "headers"})
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An entry that cannot be imported, and the reason."""
+
+    name: str
+    task: str
+    reason: str
+
+
+def entries(names: Collection[str] = ()) -> list[BeatRow | Unreadable]:
+    """Return the entries of ``beat_schedule`` of the current app, ordered by name.
+
+    The app is finalized first, so that handlers of ``on_after_configure`` and ``on_after_finalize``
+    have added theirs.
     """
-    queryset = _PeriodicTask._base_manager.using(database).filter(name__in=set(names), enabled=True)
-    switched = queryset.update(enabled=False)
-    if switched:
-        _Changed._base_manager.using(database).update_or_create(
-            ident=1, defaults={"last_update": database_now()}
-        )
-    return switched
+    current_app.finalize()
+    schedule: Mapping[Any, Any] = current_app.conf.beat_schedule or {}
+    read: list[BeatRow | Unreadable] = []
+    for name, entry in schedule.items():
+        if names and name not in names:
+            continue
+        task = str(entry.get("task", "")) if isinstance(entry, Mapping) else ""
+        try:
+            if not isinstance(entry, Mapping) or not task:
+                raise InvalidSchedule(
+                    f"An entry is a dict with task and schedule, not {entry!r:.80}."
+                )
+            read.append(_row_of_entry(str(name), task, entry))
+        except DurableTasksError as refused:
+            read.append(Unreadable(str(name), task, str(refused)))
+    return sorted(read, key=lambda entry: entry.name)
+
+
+def _row_of_entry(name: str, task: str, entry: Mapping[str, Any]) -> BeatRow:
+    value: Any = entry.get("schedule")
+    schedule = value
+    if isinstance(value, float | int | timedelta):
+        schedule = maybe_schedule(value, app=current_app)
+    kind = celery_schedules.kind_of(schedule)
+    timing: dict[str, Any]
+    if kind == "crontab":
+        minute, hour, day, month, weekday = celery_schedules.texts_of(schedule)
+        zone = str(current_app.timezone)
+        timing = {"crontab": Crontab(minute, hour, day, month, weekday, zone)}
+    elif kind == "solar":
+        timing = {"solar": (schedule.event, float(schedule.lat), float(schedule.lon))}
+    elif kind is None:
+        raise InvalidSchedule(f"Its schedule is {value!r:.80}, which is none of Celery.")
+    else:
+        every, second = celery_schedules.interval_of(schedule), timedelta(seconds=1)
+        timing = {"interval": (every // second, "seconds")}
+        if every % second:
+            timing = {"interval": (every // _MICROSECOND, "microseconds")}
+    options = {
+        option: value
+        for option, value in (entry.get("options") or {}).items()
+        if value is not None and value != ""
+    }
+    expires = options.get("expires")
+    at = expires if isinstance(expires, datetime) else None
+    if at is not None and at.tzinfo is None:
+        at = at.replace(tzinfo=current_app.timezone)
+    registered = registry.find(task)
+    args, kwargs = tuple(entry.get("args") or ()), dict(entry.get("kwargs") or {})
+    if registered is not None and registered.types is not None:
+        args, kwargs = registered.types.to_json(registered.options.name, args, kwargs)
+    return BeatRow(
+        name=name,
+        task=task,
+        **timing,
+        args=_written("args", list(args)),
+        kwargs=_written("kwargs", kwargs),
+        headers=_written("headers", dict(options.get("headers") or {})),
+        queue=getattr(options.get("queue"), "name", options.get("queue")),
+        exchange=getattr(options.get("exchange"), "name", options.get("exchange")),
+        routing_key=options.get("routing_key"),
+        priority=options.get("priority"),
+        expires=None if at is None else at.astimezone(UTC),
+        expire_seconds=(
+            None if expires is None or at is not None else round(seconds("expires", expires))
+        ),
+        limits={ours: options[name] for name, ours in _LIMITS.items() if name in options},
+        dropped=tuple(sorted(options.keys() - _READ)),
+    )
+
+
+def _written(what: str, value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidSchedule(f"Its {what} are not JSON: {error}.") from None
+
+
+def as_settings(schedules: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Return the text of ``DURABLE_TASKS["SCHEDULES"]`` with these names, tasks and keywords.
+
+    The start of an interval is left out: it is the time of the first sync.
+    """
+    declared = {
+        name: {
+            "task": task,
+            **{
+                keyword: value
+                for keyword, value in keywords.items()
+                if value not in ("", [], {}) and keyword != "start_time"
+            },
+        }
+        for name, task, keywords in schedules
+    }
+    text = pformat({"SCHEDULES": declared}, width=100, sort_dicts=False)
+    imports = "import datetime\n\n" if "datetime." in text else ""
+    return f"{imports}DURABLE_TASKS = {text}"
 
 
 # Imports the periodic tasks of another scheduler: one transaction per schedule. A repeated import
@@ -479,7 +565,12 @@ def take_over(
             with recorded("installation.import_beat"):
                 row = _take(name, values, hold)
                 if disable_in is not None and row.status == RecurringStatus.ACTIVE:
-                    disable(disable_in, [name])
+                    # A running beat reads its tables again when the row of _Changed changes.
+                    in_beat = _PeriodicTask._base_manager.using(disable_in)
+                    if in_beat.filter(name=name, enabled=True).update(enabled=False):
+                        _Changed._base_manager.using(disable_in).update_or_create(
+                            ident=1, defaults={"last_update": database_now()}
+                        )
                 return row
         except IntegrityError as taken:  # another import created it concurrently: change it
             lost = taken
