@@ -27,7 +27,7 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_durable_tasks.admin import dependencies_cell, display
+from django_durable_tasks.admin import display
 from django_durable_tasks.admin.display import page_of
 from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone, refuse
 from django_durable_tasks.bounded_count import BoundedCount
@@ -549,7 +549,7 @@ def changes(report: GraphReport) -> dict[str, Any]:
     """Return the context of a report: its totals, and the first SHOWN changes."""
     changed = {change.task_id for change in report.changes}
     stopping = [key for key in report.stop_requested if key not in changed]
-    tasks = dependencies_cell.named(stopping[:SHOWN])
+    tasks = display.named_tasks(stopping[:SHOWN])
     moves = [
         (
             change.task_id,
@@ -561,7 +561,7 @@ def changes(report: GraphReport) -> dict[str, Any]:
         for change in report.changes
     ]
     for key in stopping:
-        title = dependencies_cell.title(tasks[key]) if key in tasks else display.short(key)
+        title = display.task_title(tasks[key]) if key in tasks else display.short(key)
         moves.append((key, title, "", "RUNNING", ""))
     reasons = {change.task_id: display.clean(change.reason) for change in report.changes[:SHOWN]}
     sums = Counter((before, after) for *_task, before, after in moves)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -19,12 +20,14 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import masked, masked_positional, masked_text
+from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import EncryptedJSONField
 from django_durable_tasks.tasks.explanations import ago
 
@@ -150,6 +153,29 @@ def list_of(model: str, **filters: Any) -> str:
 def short(key: Any) -> str:
     """Return the end of an id; ids of the same minute have a common beginning."""
     return str(key)[-8:]
+
+
+def named_tasks(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
+    """Return these tasks with only their names and statuses; one statement, none if there are no
+    keys.
+    """
+    tasks = Task.objects.using(conf.settings().DATABASE).only("name", "step", "status", "tenant_id")
+    by_key: dict[uuid.UUID, Task] = tasks.in_bulk({key for key in keys if key is not None})
+    return by_key
+
+
+def task_title(task: Task) -> str:
+    """Return the name of a task in its workflow: its step, otherwise the task name."""
+    return task.step or task.name
+
+
+def task_link(key: uuid.UUID, tasks: Mapping[uuid.UUID, Task]) -> SafeString:
+    """Link a task by its step or name, with its status; a deleted one is shown by its id."""
+    task = tasks.get(key)
+    if task is None:
+        return format_html("{} {}", short(key), badge("gone", _("deleted")))
+    link_html = row_link("task", key, task_title(task))
+    return format_html("{} {}", link_html, badge(task.status, task.status))
 
 
 def duration(seconds: float | None) -> str:

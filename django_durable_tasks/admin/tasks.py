@@ -18,13 +18,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import actions, dependencies_cell, display, filters, graphs
+from django_durable_tasks.admin import actions, display, filters, graphs
 from django_durable_tasks.admin.actions import action_of, form_fields, labelled, reason_field
-from django_durable_tasks.admin.audit_entries import history_of
-from django_durable_tasks.admin.cluster import overview_view
 from django_durable_tasks.admin.display import list_of
 from django_durable_tasks.admin.fields import EditForm
 from django_durable_tasks.admin.graphs import TASK_OPERATIONS
+from django_durable_tasks.admin.installation import history_of, overview_view
 from django_durable_tasks.admin.readonly import NewestRowsAdmin, ReadOnlyInline, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.inspect import sentences
@@ -290,8 +289,8 @@ def due(task: Any) -> str:
 
 def _cause(task: Task) -> SafeString | str:
     """Link the task that caused the end of this one."""
-    tasks = dependencies_cell.named([task.cause])
-    return dependencies_cell.task_link(task.cause, tasks) if task.cause else display.NOTHING
+    tasks = display.named_tasks([task.cause])
+    return display.task_link(task.cause, tasks) if task.cause else display.NOTHING
 
 
 _STATE = display.column(
@@ -454,7 +453,7 @@ class TaskAdmin(NewestRowsAdmin):
             yield route, functools.partial(view, self), name
 
     def title_of(self, row: Any) -> str:
-        return f"{dependencies_cell.title(row)} {display.short(row.pk)}"
+        return f"{display.task_title(row)} {display.short(row.pk)}"
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
