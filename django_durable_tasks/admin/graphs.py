@@ -482,7 +482,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     """Dependencies; they are added and removed by operations only."""
 
     tenant_path = "task__tenant"
-    list_display = (*(_WAITER, upstream, _KIND, _POLICY, _STANDING, "resolved_at", _TENANT, _WHO),)
+    list_display = (_WAITER, upstream, _KIND, _POLICY, _STANDING, "resolved_at", _TENANT, _WHO)
     list_display_links = (_KIND,)
     list_filter = (StandingFilter, KindFilter, TenantOfTaskFilter)
     lookups_allowed = frozenset(_OF_ONE)

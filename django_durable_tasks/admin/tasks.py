@@ -41,13 +41,12 @@ from django_durable_tasks.workflows import operations as graph_operations
 ON_A_PAGE = 50
 
 
-@admin.display(description=_("task"))
-def _task_and_error(row: TaskExecutionLog) -> SafeString | str:
-    """Link the task by its name, and show the error."""
-    task = display.row_link("task", row.task_id, row.task.name)
-    return display.beneath(task, display.first_line(row.error_message))
-
-
+_TASK_AND_ERROR = display.column(
+    _("task"),
+    lambda row: display.beneath(
+        display.row_link("task", row.task_id, row.task.name), display.first_line(row.error_message)
+    ),
+)
 _ATTEMPT_STATE = display.column(
     _("status"), lambda row: display.badge(row.status, row.status), "state"
 )
@@ -71,16 +70,14 @@ class AttemptsInline(ReadOnlyInline):
     template = "admin/django_durable_tasks/attempts.html"
     verbose_name_plural = _("attempts")
     fields = readonly_fields = (
-        *(
-            "attempt_number",
-            _ATTEMPT_STATE,
-            _STARTED,
-            _ATTEMPT_TOOK,
-            "worker",
-            _ERROR,
-            _TRACE,
-            _MESSAGE,
-        ),
+        "attempt_number",
+        _ATTEMPT_STATE,
+        _STARTED,
+        _ATTEMPT_TOOK,
+        "worker",
+        _ERROR,
+        _TRACE,
+        _MESSAGE,
     )
     ordering = ("-id",)
 
@@ -98,16 +95,14 @@ class TaskExecutionLogAdmin(NewestRowsAdmin):
     """Attempts of all tasks."""
 
     list_display = (
-        *(
-            "id",
-            _task_and_error,
-            "attempt_number",
-            _ATTEMPT_STATE,
-            "started_at",
-            "completed_at",
-            _ATTEMPT_TOOK,
-            "worker",
-        ),
+        "id",
+        _TASK_AND_ERROR,
+        "attempt_number",
+        _ATTEMPT_STATE,
+        "started_at",
+        "completed_at",
+        _ATTEMPT_TOOK,
+        "worker",
     )
     list_filter = (
         "status",
@@ -258,23 +253,11 @@ def progress_cell(task: Any) -> SafeString | str:
     return display.beneath(display.bar(words, total, [(Status.SUCCESS, done_of_total)]), words)
 
 
-def _force_run(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-    """Show what a forced run of these tasks would change."""
-    return graphs.chosen(model_admin, request, graph_operations.force_run, rows)
-
-
 # Columns and fields -------------------------------------------------------------------------------
 
 
 def _crashed(task: Task) -> str:
     return f"{task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
-
-
-@admin.display(description=_("tries"))
-def _tries(task: Task) -> str:
-    """Return the starts, and the used part of the attempt budgets."""
-    failed = f"{task.attempts} started, {task.failures}/{task.max_attempts} failed"
-    return ", ".join(words for words in (failed, _crashed(task)) if words)
 
 
 @admin.display(description=_("next"))
@@ -293,6 +276,14 @@ def _cause(task: Task) -> SafeString | str:
     return display.task_link(task.cause, tasks) if task.cause else display.NOTHING
 
 
+# The starts, and the used part of the attempt budgets.
+_TRIES = display.column(
+    _("tries"),
+    lambda task: (
+        f"{task.attempts} started, {task.failures}/{task.max_attempts} failed"
+        + (f", {_crashed(task)}" if task.crashes else "")
+    ),
+)
 _STATE = display.column(
     _("status"),
     lambda task: display.badges([(task.status, task.status), *status_labels(task)]),
@@ -360,7 +351,13 @@ class TaskAdmin(NewestRowsAdmin):
         action_of(operator_actions.retry),
         action_of(operator_actions.replay),
         action_of(operator_actions.force_complete),
-        labelled(_force_run, graph_operations.force_run),
+        # It shows first what a forced run of these tasks would change.
+        labelled(
+            lambda model_admin, request, rows: graphs.chosen(
+                model_admin, request, graph_operations.force_run, rows
+            ),
+            graph_operations.force_run,
+        ),
     )
     # Optional apps append theirs.
     inlines: ClassVar[list[Any]] = [AttemptsInline]
@@ -375,11 +372,11 @@ class TaskAdmin(NewestRowsAdmin):
             None,
             (_STATE, "reason"),
             ("queue", "priority"),
-            (_tries, "tenant"),
+            (_TRIES, "tenant"),
             ("recurring_task", "fire_time"),
             (
-                display.column(_("workflow"), graphs.workflow_link),
-                display.column(_("cause"), _cause),
+                _WORKFLOW,
+                _CAUSE,
             ),
         ),
         section(

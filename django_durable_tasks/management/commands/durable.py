@@ -14,7 +14,7 @@ from django.utils.text import capfirst
 
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.command import dev, fire_times, listing, queues, schedules, status, tasks
+from django_durable_tasks.command import dev, listing, queues, schedules, status, tasks
 from django_durable_tasks.command.subcommand import (
     EXIT_CODES,
     OPTIONAL_SUBCOMMANDS,
@@ -33,7 +33,7 @@ GROUPS = {
     "state": subcommands_of(status, listing),
     "tasks, workflows, dependencies": subcommands_of(tasks),
     "queues, limits, maintenance": subcommands_of(queues),
-    "schedules, calendars": subcommands_of(schedules, fire_times),
+    "schedules, calendars": subcommands_of(schedules),
     "optional apps": OPTIONAL_SUBCOMMANDS,
 }
 SUBCOMMANDS = {name: one for group in GROUPS.values() for name, one in group.items()}
