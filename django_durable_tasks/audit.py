@@ -31,8 +31,8 @@ from django_durable_tasks.models import (
     Task,
     Tenant,
 )
-from django_durable_tasks.models.audit import AuditEntryQuerySet
 from django_durable_tasks.models.fields import undecrypted
+from django_durable_tasks.models.tenants import AuditEntryQuerySet
 from django_durable_tasks.states.guarded_update import observing
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
