@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import importlib
 import json
@@ -104,10 +103,11 @@ class Keyring:
         cipher = self._keys.get(value.key_id)
         if cipher is None:
             raise missing(value.key_id, place)
+        invalid_tag = importlib.import_module("cryptography.exceptions").InvalidTag
         try:
             data = base64.b64decode(str(value.envelope["data"]), validate=True)
             plain = cipher.decrypt(data[:_NONCE], data[_NONCE:], place.associated_data())
-        except (_invalid_tag(), ValueError, binascii.Error):
+        except (invalid_tag, ValueError):
             raise DecryptionFailed(
                 f"{place.column} of {place.table} {place.row} cannot be decrypted with key"
                 f" {value.key_id!r}: the value was changed or copied from another row, or another"
@@ -144,7 +144,7 @@ def read_keys(entries: Sequence[str]) -> dict[str, bytes]:
         key_id, _colon, text = entry.partition(":")
         try:
             key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-        except (ValueError, binascii.Error):
+        except ValueError:
             key = b""
         if not _ID.fullmatch(key_id) or len(key) != _KEY_BYTES or key_id in keys:
             # The entry is left out of the text, because it is secret.
@@ -166,11 +166,6 @@ def _aead() -> Any:
             "DURABLE_TASKS['ENCRYPTION_KEYS'] needs the package cryptography: pip install"
             " 'django-durable-tasks[encryption]'."
         ) from error
-
-
-@functools.cache
-def _invalid_tag() -> Any:
-    return importlib.import_module("cryptography.exceptions").InvalidTag
 
 
 # Nothing is encrypted while ENCRYPTION_KEYS is empty.
