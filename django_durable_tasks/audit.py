@@ -9,11 +9,12 @@ import ipaddress
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from django.db.models import Model, Q, TextField
@@ -361,27 +362,18 @@ class AuditRecorder:
             before["tasks"], after["tasks"] = old, new
         if not (before or after):
             return []
-        ids = [str(task_id) for task_id in list(self._tasks)[:IDS_MAX]]
         owners = {owner for owner, _status in self._tasks.values()}
         if tenant_id is None and len(owners) == 1:
             (tenant_id,) = owners
-        return [
-            self._entry(
-                tenant_id, object_type, object_id, len(self._tasks) or 1, ids, before, after
-            )
-        ]
+        return [self._entry(tenant_id, object_type, object_id, before, after, self._tasks)]
 
     def _of_rows(self) -> list[AuditEntry]:
         subjects = []
         for tenant_id in dict.fromkeys(tenant for _key, tenant in self._rows):
-            ids = [str(key) for key, tenant in self._rows if tenant == tenant_id]
-            alone = ids[0] if len(ids) == 1 else ""
-            listed = [] if alone else ids[:IDS_MAX]
-            subjects.append(
-                self._entry(
-                    tenant_id, self._rows_type, alone, len(ids), listed, self._before, self._after
-                )
-            )
+            keys = [key for key, tenant in self._rows if tenant == tenant_id]
+            alone, several = (str(keys[0]), ()) if len(keys) == 1 else ("", keys)
+            changes = self._before, self._after
+            subjects.append(self._entry(tenant_id, self._rows_type, alone, *changes, several))
         return subjects
 
     def _of_tasks(self) -> list[AuditEntry]:
@@ -393,11 +385,8 @@ class AuditRecorder:
                 task_id: value for task_id, value in self._tasks.items() if value[0] == tenant_id
             }
             old, new = self._statuses(of_tenant)
-            ids = [str(task_id) for task_id in list(of_tenant)[:IDS_MAX]]
-            after = {"status": new, **self._after}
-            subjects.append(
-                self._entry(tenant_id, "task", "", len(of_tenant), ids, {"status": old}, after)
-            )
+            changes = {"status": old}, {"status": new, **self._after}
+            subjects.append(self._entry(tenant_id, "task", "", *changes, of_tenant))
         return subjects
 
     def _of_one_task(self) -> list[AuditEntry]:
@@ -408,7 +397,7 @@ class AuditRecorder:
         before = {} if self._first is None else task_values(self._first)
         old, new = changed_fields(before, task_values(row))
         before, after = {**self._before, **old}, {**self._after, **new}
-        return [self._entry(tenant_id, "task", str(task_id), 1, [], before, after)]
+        return [self._entry(tenant_id, "task", str(task_id), before, after)]
 
     def _statuses(
         self, rows: Mapping[uuid.UUID, tuple[int, str]]
@@ -425,11 +414,11 @@ class AuditRecorder:
         tenant_id: int | None,
         object_type: str,
         object_id: str,
-        count: int,
-        ids: list[str],
         before: Mapping[str, Any],
         after: Mapping[str, Any],
+        keys: Collection[Any] = (),
     ) -> AuditEntry:
+        """Return an entry about one object, or with ``keys`` about a set."""
         actor, names = self.actor, conf.settings().SECRET_NAMES
         return AuditEntry(
             tenant_id=actor.tenant_id if tenant_id is None else tenant_id,
@@ -438,8 +427,8 @@ class AuditRecorder:
             operation=self.operation,
             object_type=object_type,
             object_id=object_id,
-            count=count,
-            object_ids=ids,
+            count=len(keys) or 1,
+            object_ids=[str(key) for key in islice(keys, IDS_MAX)],
             before=stored_fields(before, names),
             after=stored_fields(after, names),
             reason=actor.reason[:500],

@@ -16,7 +16,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from celery import current_app
@@ -31,7 +31,7 @@ from django_durable_tasks import (
 )
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.task import DurableTask
-from django_durable_tasks.choices import LogStatus, Status
+from django_durable_tasks.choices import OPEN, LogStatus, Status
 from django_durable_tasks.decorators import adopt
 from django_durable_tasks.exceptions import BodyFailed, InvalidOption, RunLost
 from django_durable_tasks.models import Task as TaskRow
@@ -307,17 +307,8 @@ class DjangoTask(DurableTask):
 # Results.
 
 
-_STATUSES = {
-    Status.BLOCKED: "READY",
-    Status.PENDING: "READY",
-    Status.QUEUED: "READY",
-    Status.RUNNING: "RUNNING",
-    Status.SUCCESS: "SUCCESSFUL",
-    Status.FAILED: "FAILED",
-    Status.CANCELLED: "FAILED",
-    Status.SKIPPED: "FAILED",
-    Status.EXPIRED: "FAILED",
-}
+_STATUSES = {status: "READY" if status in OPEN else "FAILED" for status in Status}
+_STATUSES |= {Status.RUNNING: "RUNNING", Status.SUCCESS: "SUCCESSFUL"}
 """The status of a TaskResult for each status of a task."""
 _WITHOUT_ATTEMPT = "celery.exceptions.TaskRevokedError"
 """The class of the error of a task that ended without a failed attempt, as in DurableResult."""
@@ -358,25 +349,21 @@ def _called(task: Any, options: Mapping[str, Any] | None, run_at: datetime) -> t
     return task, call.get("backend", task.backend)
 
 
-def _call_of(task: Any, entry: _Entry, alias: str) -> dict[str, Any]:
-    """Return what ``_called`` reads: the options that differ from those of the decorator."""
-    options = {"priority": task.priority, "queue_name": task.queue_name, "backend": alias}
-    call = {name: value for name, value in options.items() if value != getattr(entry.task, name)}
-    if task.run_after is not None:
-        call["run_after"] = True
-    return call
-
-
 def _result_of_run(task: Any, live: LiveRun) -> Any:
     """Return the TaskResult of a run in progress. The log is read from the second attempt on."""
     run = live.run
     called, alias = _called(task, run.options, run.run_at)
     log = _log(run.task_id, before=run.attempt) if run.attempt > 1 else []
+    enqueued_at = run.queued_at or run.run_at
+    if (
+        run.task_id.version == 7
+    ):  # an id of this package, which has the milliseconds of its creation
+        enqueued_at = datetime.fromtimestamp((run.task_id.int >> 80) / 1_000, tz=UTC)
     return TaskResult(
         task=called,
         id=str(run.task_id),
         status=TaskResultStatus.RUNNING,
-        enqueued_at=_created_at(run.task_id) or run.queued_at or run.run_at,
+        enqueued_at=enqueued_at,
         started_at=_first_start(log) or run.started_at,
         finished_at=None,
         last_attempted_at=run.started_at,
@@ -386,13 +373,6 @@ def _result_of_run(task: Any, live: LiveRun) -> Any:
         errors=_logged_errors(log),
         worker_ids=[*_workers(log), live.worker],
     )
-
-
-def _created_at(task_id: uuid.UUID) -> datetime | None:
-    """Return the time in an id of this package, a UUIDv7, in milliseconds."""
-    if task_id.version != 7:
-        return None
-    return datetime.fromtimestamp((task_id.int >> 80) / 1_000, tz=estimated_now().tzinfo)
 
 
 def _log(task_id: uuid.UUID, before: int | None = None) -> list[TaskExecutionLog]:
@@ -544,7 +524,11 @@ class DurableTasksBackend(_DurableOptions, BaseTaskBackend):
         }
         if task.queue_name != "default":
             options["queue"] = task.queue_name
-        call = _call_of(task, entry, self.alias)
+        # What ``_called`` reads: the options that differ from those of the decorator.
+        named = {"priority": task.priority, "queue_name": task.queue_name, "backend": self.alias}
+        call = {key: value for key, value in named.items() if value != getattr(entry.task, key)}
+        if task.run_after is not None:
+            call["run_after"] = True
         if call:
             options["headers"] = {_CALL: call}
         new = Call(

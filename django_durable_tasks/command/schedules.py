@@ -512,12 +512,6 @@ def _schedule(parser: ArgumentParser) -> None:
     add("--jitter", metavar="SPREAD", help=jitter)
 
 
-def _catch_up(parser: ArgumentParser) -> None:
-    """Declare the options for missed fires."""
-    text = "options of the schedule; durations in seconds"
-    _columns_of(parser.add_argument_group("catch-up", text), _CATCH_UP)
-
-
 def _keywords(options: Options) -> dict[str, Any]:
     """Return the options of the schedule as keyword arguments of ``upsert``; exits if a duration
     cannot be parsed.
@@ -749,7 +743,10 @@ _LEFT_OUT = ("outcome", "count", "first", "last", "reason")
     ),
     argument("--anchor", type=moment, help="where elapsed time is counted from (default: FROM)"),
     _schedule,
-    _catch_up,
+    lambda parser: _columns_of(
+        parser.add_argument_group("catch-up", "options of the schedule; durations in seconds"),
+        _CATCH_UP,
+    ),
 )
 def simulate(options: Options, out: Output) -> int:
     """Show which fires an outage would miss and what catch-up would do, before and after an edit;
