@@ -20,7 +20,7 @@ from django_durable_tasks.models.fields import (
     ExactCharField,
     InstantField,
     StatementTime,
-    choices_of,
+    choice_field,
 )
 
 # Node: a scheduler or worker process under its random boot id; a restart is a new node.
@@ -62,7 +62,7 @@ class Node(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = ExactCharField(_("name"), max_length=255)
-    kind = ExactCharField(_("kind"), max_length=9, choices=choices_of(NodeKind))
+    kind = choice_field(_("kind"), NodeKind, 9)
     host = ExactCharField(_("host"), max_length=255)
     pid = models.IntegerField(_("process id"))
     version = ExactCharField(_("version"), max_length=50)

@@ -81,6 +81,23 @@ def choices_of(values: Iterable[StrEnum]) -> list[tuple[str, str]]:
     return [(choice.value, choice.value) for choice in values]
 
 
+def choice_field(
+    label: Any, values: Iterable[StrEnum], max_length: int, **options: Any
+) -> models.CharField[str, str]:
+    """Return the column of a value of an enum, which is shown as it is stored."""
+    choices = choices_of(values)
+    return ExactCharField(label, max_length=max_length, choices=choices, **options)
+
+
+def link_to(to: str, on_delete: Any, **options: Any) -> models.ForeignKey[Any, Any]:
+    """Return a foreign key to a model of this package, without an index of its own.
+
+    It has no constraint, so that no INSERT locks the row that it names.
+    """
+    to = f"django_durable_tasks.{to}"
+    return models.ForeignKey(to, on_delete, db_index=False, db_constraint=False, **options)
+
+
 def constant(value: Any) -> Any:
     """Return an instant as an expression of a statement, for Case and functions; expressions are
     returned as they are.

@@ -13,7 +13,8 @@ from django_durable_tasks.models.fields import (
     ExactCharField,
     InstantField,
     StatementTime,
-    choices_of,
+    choice_field,
+    link_to,
 )
 from django_durable_tasks.models.guarded import GuardedModel, TenantQuerySet
 
@@ -40,18 +41,8 @@ class Tenant(models.Model):
 
 
 def tenant_key() -> models.ForeignKey[Tenant, Tenant]:
-    """Return the field with the tenant of a row.
-
-    It has no constraint, so that no INSERT locks the row of the tenant, and no index of its own.
-    """
-    return models.ForeignKey(
-        "django_durable_tasks.Tenant",
-        models.PROTECT,
-        db_default=DEFAULT_TENANT_ID,  # type: ignore[arg-type]
-        db_index=False,
-        db_constraint=False,
-        related_name="+",
-    )
+    """Return the field with the tenant of a row."""
+    return link_to("Tenant", models.PROTECT, db_default=DEFAULT_TENANT_ID, related_name="+")
 
 
 # AuditEntry: one row per write of a person, a program or a command.
@@ -79,16 +70,14 @@ class AuditEntry(GuardedModel):
 
     id = models.BigAutoField(primary_key=True)
     at = InstantField(_("at"), db_default=StatementTime())
-    tenant = models.ForeignKey(
-        "django_durable_tasks.Tenant",
+    tenant = link_to(
+        "Tenant",
         models.PROTECT,
         null=True,
-        db_index=False,
-        db_constraint=False,
         related_name="+",
         help_text=_("Empty for objects of the whole installation, such as limits."),
     )
-    source = ExactCharField(_("source"), max_length=8, choices=choices_of(AuditSource))
+    source = choice_field(_("source"), AuditSource, 8)
     actor = ExactCharField(_("actor"), max_length=200, blank=True, default="")
     operation = ExactCharField(_("operation"), max_length=60)
     object_type = ExactCharField(_("object type"), max_length=20)

@@ -24,7 +24,9 @@ from django_durable_tasks.models.fields import (
     PartialIndex,
     PresentUnique,
     StatementTime,
+    choice_field,
     choices_of,
+    link_to,
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 from django_durable_tasks.models.tasks import new_task_id
@@ -77,7 +79,7 @@ class WorkflowRun(GuardedModel):
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
     tenant = tenant_key()
     name = ExactCharField(_("name"), max_length=200, db_index=True)
-    status = ExactCharField(_("status"), max_length=9, choices=choices_of(WorkflowStatus))
+    status = choice_field(_("status"), WorkflowStatus, 9)
     key = ExactCharField(_("key"), max_length=200, null=True, blank=True)
     open_key = ExactCharField(max_length=200, null=True, editable=False)
     parent = models.UUIDField(_("parent run"), null=True, blank=True)
@@ -215,29 +217,17 @@ class TaskDependency(GuardedModel):
     )
 
     id = models.BigAutoField(primary_key=True)
-    task = models.ForeignKey(
-        "django_durable_tasks.Task",
-        models.CASCADE,
-        related_name="dependencies",
-        db_index=False,
-        db_constraint=False,
-        verbose_name=_("task"),
-    )
-    depends_on = models.ForeignKey(
-        "django_durable_tasks.Task",
+    task = link_to("Task", models.CASCADE, related_name="dependencies", verbose_name=_("task"))
+    depends_on = link_to(
+        "Task",
         models.DO_NOTHING,
         null=True,
         blank=True,
         related_name="dependents",
-        db_index=False,
-        db_constraint=False,
         verbose_name=_("depends on"),
     )
-    dependency_type = ExactCharField(
-        _("dependency type"),
-        max_length=12,
-        choices=choices_of(DependencyType),
-        db_default=DependencyType.MUST_SUCCEED.value,
+    dependency_type = choice_field(
+        _("dependency type"), DependencyType, 12, db_default=DependencyType.MUST_SUCCEED.value
     )
     gate = ExactCharField(_("gate"), max_length=8, null=True, blank=True, choices=choices_of(Gate))
     on_upstream_failure = ExactCharField(
