@@ -21,7 +21,6 @@ from django_durable_tasks.exceptions import (
     DecryptionFailed,
     EncryptionKeyMissing,
     InvalidArguments,
-    InvalidOption,
 )
 
 # AES-256-GCM encryption of JSON values, bound to their place in the database.
@@ -137,32 +136,12 @@ def stored_value(value: Any) -> EncryptedValue | None:
     return None
 
 
-def read_keys(entries: Sequence[str]) -> dict[str, bytes]:
-    """Return the keys of ``ID:BASE64`` entries in their order. Raises InvalidOption."""
-    keys: dict[str, bytes] = {}
-    for entry in entries:
-        key_id, _colon, text = entry.partition(":")
-        try:
-            key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-        except ValueError:
-            key = b""
-        if not _ID.fullmatch(key_id) or len(key) != _KEY_BYTES or key_id in keys:
-            # The entry is left out of the text, because it is secret.
-            raise InvalidOption(
-                f"DURABLE_TASKS['ENCRYPTION_KEYS']: entry {len(keys) + 1} is not ID:KEY with a new"
-                f" id of 1 to 40 letters, digits, '.', '_' or '-', and a key of {_KEY_BYTES} bytes"
-                " in Base64."
-            )
-        keys[key_id] = key
-    return keys
-
-
 @functools.cache
 def _aead() -> Any:
     try:
         return importlib.import_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM
     except ImportError as error:
-        raise InvalidOption(
+        raise InvalidSetting(
             "DURABLE_TASKS['ENCRYPTION_KEYS'] needs the package cryptography: pip install"
             " 'django-durable-tasks[encryption]'."
         ) from error
@@ -211,10 +190,22 @@ class CurrentKeyring:
                     f" {error}"
                 ) from error
             entries = list(function())
-        try:
-            self._ring = Keyring(read_keys(entries)) if entries else None
-        except InvalidOption as invalid:
-            raise InvalidSetting(str(invalid)) from None
+        keys: dict[str, bytes] = {}
+        for entry in entries:
+            key_id, _colon, text = entry.partition(":")
+            try:
+                key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+            except ValueError:
+                key = b""
+            if not _ID.fullmatch(key_id) or len(key) != _KEY_BYTES or key_id in keys:
+                # The entry is left out of the text, because it is secret.
+                raise InvalidSetting(
+                    f"DURABLE_TASKS['ENCRYPTION_KEYS']: entry {len(keys) + 1} is not ID:KEY with a"
+                    " new id of 1 to 40 letters, digits, '.', '_' or '-', and a key of"
+                    f" {_KEY_BYTES} bytes in Base64."
+                )
+            keys[key_id] = key
+        self._ring = Keyring(keys) if keys else None
         self._settings, self._read_at = settings, time.monotonic()
 
 

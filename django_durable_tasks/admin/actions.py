@@ -407,36 +407,6 @@ def permitted(
     return operation
 
 
-def page_of_row(
-    model_admin: Any, request: HttpRequest, operation: Operation, row: Any, title: str
-) -> OperationPage:
-    """Return the page of an operation on one row, in the mode of the query string."""
-    mode = next(
-        (mode for mode in operation.modes if mode.name == request.GET.get("mode")),
-        next(iter(operation.modes), None),
-    )
-    rows = model_admin.model._default_manager.using(row._state.db).filter(pk=row.pk)
-    return OperationPage(
-        operation=operation,
-        subject=rows if operation.target.is_queryset else row,
-        title=f"{operation.title}: {title}",
-        back=page_of(model_admin.opts.model_name, row.pk),
-        of=model_admin,
-        keys=[row.pk],
-        help=mode.help if mode else operation.help,
-        values={"mode": mode.name} if mode else {},
-        address=f"{request.path}?mode={mode.name}" if mode else request.path,
-        tabs=[
-            {
-                "title": each_mode.title,
-                "address": f"{request.path}?mode={each_mode.name}",
-                "here": each_mode is mode,
-            }
-            for each_mode in operation.modes
-        ],
-    )
-
-
 def respond(model_admin: Any, request: HttpRequest, page: OperationPage) -> HttpResponse:
     """Show the form of the operation, or what it would change, and perform it when that is
     confirmed.

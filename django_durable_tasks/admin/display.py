@@ -23,10 +23,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.audit import masked_arguments
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.masking import masked, masked_positional, masked_text
+from django_durable_tasks.masking import masked, masked_text
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import EncryptedJSONField
 from django_durable_tasks.tasks.explanations import ago
@@ -247,28 +248,18 @@ def arguments_block(name: str, called_with: Any) -> SafeString | str:
 
     They are masked by the names of their parameters unless the user may read them.
     """
-    names = conf.settings().SECRET_NAMES
     try:
         args, kwargs = called_with.args, called_with.kwargs
     except EncryptionError as error:
         return block(str(error))
     if not called_with.read_plain:
-        args = masked_positional(args, parameters_of(name), names)
-        kwargs = masked(kwargs, names)
+        if registry.find(name) is None:
+            celery_inspect.load_tasks()
+        args, kwargs = masked_arguments(name, args, kwargs).values()
     lines = [pretty(value) for value in args] + [
         f"{name}={pretty(value)}" for name, value in kwargs.items()
     ]
     return block(",\n".join(lines)) if lines else NOTHING
-
-
-def parameters_of(name: str) -> list[str] | None:
-    """Return the names of the positional parameters of a durable task; None if it is not registered
-    in this process.
-    """
-    if registry.find(name) is None:
-        celery_inspect.load_tasks()
-    registered = registry.find(name)
-    return None if registered is None else registered.positional_parameters
 
 
 # Columns ------------------------------------------------------------------------------------------

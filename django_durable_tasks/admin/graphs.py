@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -196,7 +195,20 @@ def graph_of_page(model_admin: Any, request: HttpRequest, task: Any) -> dict[str
         add = f"{reverse('admin:django_durable_tasks_taskdependency_add')}?task={task.pk}"
         buttons.append({"url": add, "title": f"{graph_operations.add_edge.title}…"})
     return {
-        "above": [_line(request, edge, tasks, task) for edge in above[:EDGES]],
+        "above": [
+            {
+                "upstream": display.badge("gate", edge.gate)
+                if edge.depends_on_id is None
+                else display.task_link(edge.upstream_id, tasks),
+                "kind": "" if edge.depends_on_id is None else edge.dependency_type,
+                "policy": edge.on_upstream_failure or "",
+                "standing": standing(edge),
+                "resolved": display.instant(edge.resolved_at),
+                "who": who(edge),
+                "remove": address_of_removal(edge) if may_remove(request, edge, task) else "",
+            }
+            for edge in above[:EDGES]
+        ],
         "above_more": len(above) > EDGES,
         "below": [
             {
@@ -233,23 +245,6 @@ def sentences(
     if cause is not None:
         name = f"{display.task_title(cause)} ({display.short(cause.pk)})"
         yield Sentence(Level.WAIT, f"It ended because of {name}, which is {cause.status}.")
-
-
-def _line(
-    request: HttpRequest, edge: TaskDependency, tasks: dict[Any, Task], task: Task
-) -> dict[str, Any]:
-    gate = edge.depends_on_id is None
-    return {
-        "upstream": display.badge("gate", edge.gate)
-        if gate
-        else display.task_link(edge.upstream_id, tasks),
-        "kind": "" if gate else edge.dependency_type,
-        "policy": edge.on_upstream_failure or "",
-        "standing": standing(edge),
-        "resolved": display.instant(edge.resolved_at),
-        "who": who(edge),
-        "remove": address_of_removal(edge) if may_remove(request, edge, task) else "",
-    }
 
 
 def address_of_removal(edge: TaskDependency) -> str:
@@ -324,83 +319,6 @@ class DependencyForm(actions.OperationForm):
             if key not in by_id or (tenants is not None and by_id[key].tenant_id not in tenants):
                 self.add_error(name, f"There is no task {key}.")
         return None if self.errors else (by_id[keys["task"]], by_id[keys["upstream"]])
-
-
-def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
-    """Show the form, then what the dependency would change, then add it."""
-    if not model_admin.has_add_permission(request) or not model_admin.has_view_permission(request):
-        raise PermissionDenied
-    posted = request.method == "POST"
-    # Links on other pages prefill the form by their query string.
-    linked = {name: request.GET[name] for name in ("task", "upstream") if name in request.GET}
-    form = DependencyForm(request.POST if posted else None, initial=linked)
-    preview: dict[str, Any] = {}
-    if posted and form.is_valid() and (pair := form.tasks(request)) is not None:
-        task, upstream = pair
-        confirmed = actions.DO in request.POST
-        try:
-            report = graph_operations.add_edge.perform(
-                task,
-                by=actions.who(request),
-                reason=form.reason,
-                dry_run=not confirmed,
-                **form.values() | {"upstream": upstream},
-            ).value
-        except DurableTasksError as refused:
-            form.add_error(
-                "upstream" if isinstance(refused, DependencyCycle) else None, str(refused)
-            )
-        else:
-            if confirmed:
-                waits, awaited = display.task_title(task), display.task_title(upstream)
-                # The name does not come first: the templates of the admin capitalize the first
-                # letter.
-                kind, changed = form.cleaned_data["type"], actions.summed_up(report)
-                message = f"Now {waits} waits for {awaited} ({kind}). {changed}"
-                entry = f"Dependency on {upstream.pk} added. {message} {form.reason}".strip()
-                task_admin = model_admin.admin_site.get_model_admin(Task)
-                actions.remember(task_admin, request, [task.pk], entry)
-                model_admin.message_user(request, message)
-                return HttpResponseRedirect(display.page_of("task", task.pk))
-            tasks = {row.pk: row for row in pair}
-            preview = {
-                "previewed": True,
-                "below_link": display.task_link(task.pk, tasks),
-                "upstream_link": display.task_link(upstream.pk, tasks),
-                **actions.changes(report),
-            }
-    title, back = graph_operations.add_edge.title, display.list_of("taskdependency")
-    return model_admin.page(
-        request, "taskdependency/add", title, form=form, do=actions.DO, back=back, **preview
-    )
-
-
-def unlink_view(model_admin: Any, request: HttpRequest, edge_id: int) -> HttpResponse:
-    """Show what the removal of a dependency would change, and remove it."""
-    operation = graph_operations.remove_edge
-    actions.permitted(model_admin, request, [operation], operation.name)
-    edges = model_admin.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False)
-    edge: TaskDependency | None = edges.first()
-    tasks = {} if edge is None else display.named_tasks([edge.task_id, edge.depends_on_id])
-    if edge is None or edge.task_id not in tasks:
-        raise Http404("No dependency between tasks has this id.")
-    task = tasks[edge.task_id]
-    # The upstream may be pruned. It must still be possible to release its dependent task.
-    upstream = tasks.get(edge.upstream_id) or Task(id=edge.upstream_id, name=str(edge.upstream_id))
-    waits, ended = display.task_title(task), display.task_title(upstream)
-    page = actions.OperationPage(
-        operation=operation,
-        subject=task,
-        values={"upstream": upstream},
-        title=f"Remove a dependency: {waits} no longer waits for {ended}",
-        back=display.page_of("task", task.pk),
-        of=model_admin.admin_site.get_model_admin(Task),
-        keys=[task.pk],
-        note=f"Dependency on {edge.upstream_id} removed. ",
-        help=operation.help,
-        address=request.path,
-    )
-    return actions.respond(model_admin, request, page)
 
 
 _OF_ONE = ("task__id__exact", "depends_on__id__exact")
@@ -520,13 +438,86 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         return queryset.filter(condition), False
 
     def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
-        yield "<int:edge_id>/remove/", functools.partial(unlink_view, self), "graph_unlink"
+        yield "<int:edge_id>/remove/", self.unlink_view, "graph_unlink"
 
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
-        """Show the form of a new edge, and add it by the operation."""
-        return add_dependency(self, request)
+        """Show the form of a new edge, then what it would change, then add it by the operation."""
+        if not self.has_add_permission(request) or not self.has_view_permission(request):
+            raise PermissionDenied
+        posted = request.method == "POST"
+        # Links on other pages prefill the form by their query string.
+        linked = {name: request.GET[name] for name in ("task", "upstream") if name in request.GET}
+        form = DependencyForm(request.POST if posted else None, initial=linked)
+        preview: dict[str, Any] = {}
+        if posted and form.is_valid() and (pair := form.tasks(request)) is not None:
+            task, upstream = pair
+            confirmed = actions.DO in request.POST
+            try:
+                report = graph_operations.add_edge.perform(
+                    task,
+                    by=actions.who(request),
+                    reason=form.reason,
+                    dry_run=not confirmed,
+                    **form.values() | {"upstream": upstream},
+                ).value
+            except DurableTasksError as refused:
+                form.add_error(
+                    "upstream" if isinstance(refused, DependencyCycle) else None, str(refused)
+                )
+            else:
+                if confirmed:
+                    waits, awaited = display.task_title(task), display.task_title(upstream)
+                    # The name does not come first: the templates of the admin capitalize the first
+                    # letter.
+                    kind, changed = form.cleaned_data["type"], actions.summed_up(report)
+                    message = f"Now {waits} waits for {awaited} ({kind}). {changed}"
+                    entry = f"Dependency on {upstream.pk} added. {message} {form.reason}".strip()
+                    task_admin = self.admin_site.get_model_admin(Task)
+                    actions.remember(task_admin, request, [task.pk], entry)
+                    self.message_user(request, message)
+                    return HttpResponseRedirect(display.page_of("task", task.pk))
+                tasks = {row.pk: row for row in pair}
+                preview = {
+                    "previewed": True,
+                    "below_link": display.task_link(task.pk, tasks),
+                    "upstream_link": display.task_link(upstream.pk, tasks),
+                    **actions.changes(report),
+                }
+        title, back = graph_operations.add_edge.title, display.list_of("taskdependency")
+        return self.page(
+            request, "taskdependency/add", title, form=form, do=actions.DO, back=back, **preview
+        )
+
+    def unlink_view(self, request: HttpRequest, edge_id: int) -> HttpResponse:
+        """Show what the removal of a dependency would change, and remove it."""
+        operation = graph_operations.remove_edge
+        actions.permitted(self, request, [operation], operation.name)
+        edges = self.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False)
+        edge: TaskDependency | None = edges.first()
+        tasks = {} if edge is None else display.named_tasks([edge.task_id, edge.depends_on_id])
+        if edge is None or edge.task_id not in tasks:
+            raise Http404("No dependency between tasks has this id.")
+        task = tasks[edge.task_id]
+        # The upstream may be pruned. It must still be possible to release its dependent task.
+        upstream = tasks.get(edge.upstream_id) or Task(
+            id=edge.upstream_id, name=str(edge.upstream_id)
+        )
+        waits, ended = display.task_title(task), display.task_title(upstream)
+        page = actions.OperationPage(
+            operation=operation,
+            subject=task,
+            values={"upstream": upstream},
+            title=f"Remove a dependency: {waits} no longer waits for {ended}",
+            back=display.page_of("task", task.pk),
+            of=self.admin_site.get_model_admin(Task),
+            keys=[task.pk],
+            note=f"Dependency on {edge.upstream_id} removed. ",
+            help=operation.help,
+            address=request.path,
+        )
+        return actions.respond(self, request, page)
 
     def attach(self, rows: list[Any]) -> None:
         """Read names, statuses and tenants of the tasks at both ends, which may have been deleted:

@@ -209,22 +209,17 @@ def _replay(model_admin: Any, request: HttpRequest, task: Task, form: ReplayForm
 # The explanation of a task's status on its page, and the buttons of its operations.
 
 
-def is_overdue(task: Any) -> bool:
-    """Return whether a run takes longer than its expected duration."""
-    if task.status != Status.RUNNING or task.expected_duration is None or task.started_at is None:
-        return False
-    return bool(task.started_at + task.expected_duration < task.seen_at)
-
-
 def status_labels(task: Any) -> list[tuple[str, str]]:
     """Return the conditions of a task in addition to its status: pairs of a CSS class and a
     text.
     """
+    is_running = task.status == Status.RUNNING
+    expected = task.expected_duration if is_running and task.started_at is not None else None
     true = {
         "retrying": task.status == Status.PENDING and task.failures > 0,
-        "overdue": is_overdue(task),
+        "overdue": expected is not None and task.started_at + expected < task.seen_at,
         "lease expired": task.lease_until is not None and task.lease_until < task.seen_at,
-        "stop requested": task.status == Status.RUNNING and task.cancel_requested_at is not None,
+        "stop requested": is_running and task.cancel_requested_at is not None,
         "republished": task.status == Status.QUEUED and task.publish_count > 1,
     }
     return [(text.replace(" ", "-"), text) for text, applies in true.items() if applies]
@@ -270,12 +265,6 @@ def due(task: Any) -> str:
     return display.since(task.due_at or task.lease_until, task.seen_at)
 
 
-def _cause(task: Task) -> SafeString | str:
-    """Link the task that caused the end of this one."""
-    tasks = display.named_tasks([task.cause])
-    return display.task_link(task.cause, tasks) if task.cause else display.NOTHING
-
-
 # The starts, and the used part of the attempt budgets.
 _TRIES = display.column(
     _("tries"),
@@ -291,7 +280,15 @@ _STATE = display.column(
 )
 _TOOK = display.column(_("duration"), took, "took")
 _WORKFLOW = display.column(_("workflow"), graphs.workflow_link)
-_CAUSE = display.column(_("cause"), _cause)
+# The task that caused the end of this one.
+_CAUSE = display.column(
+    _("cause"),
+    lambda task: (
+        display.task_link(task.cause, display.named_tasks([task.cause]))
+        if task.cause
+        else display.NOTHING
+    ),
+)
 _AUDITED = display.column(
     _("performed"), lambda task: history_of(task) if task.read_audit else display.NOTHING
 )
