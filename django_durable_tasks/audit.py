@@ -20,18 +20,10 @@ from typing import Any
 from django.db.models import Model, Q, TextField
 from django.db.models.functions import Cast
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, models, registry
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.encryption import EncryptedValue
 from django_durable_tasks.masking import MASK, masked, masked_positional
-from django_durable_tasks.models import (
-    AuditEntry,
-    Calendar,
-    DeadLetter,
-    RecurringTask,
-    Task,
-    Tenant,
-)
 from django_durable_tasks.models.fields import undecrypted
 from django_durable_tasks.models.tenants import AuditEntryQuerySet
 from django_durable_tasks.states.guarded_update import observing
@@ -165,7 +157,7 @@ _TASK_COLUMNS = (
 )
 
 
-def task_values(row: Task) -> dict[str, Any]:
+def task_values(row: models.Task) -> dict[str, Any]:
     """Return the columns that operations change; secrets are masked."""
     values = {name: getattr(row, name) for name in _TASK_COLUMNS}
     if row.encryption_key is None:
@@ -199,40 +191,33 @@ def masked_arguments(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 _MANY = 5_000
-_ENTRY_COLUMNS = (
-    "tenant_id",
-    "source",
-    "actor",
-    "operation",
-    "object_type",
-    "object_id",
-    "count",
-    "object_ids",
-    "before",
-    "after",
-    "reason",
-    "address",
-)
+_ENTRY_COLUMNS = [
+    column.attname
+    for column in models.AuditEntry._meta.concrete_fields
+    if column.name not in ("id", "at")
+]
 """The columns of the statement ``audit_entries``."""
 
 
 def audit_entries() -> AuditEntryQuerySet:
     """Return a queryset of all entries, without the guard against writes."""
-    entries: AuditEntryQuerySet = AuditEntry.objects.using(tables.database())
+    entries: AuditEntryQuerySet = models.AuditEntry.objects.using(tables.database())
     return entries.unguarded()
 
 
-_collected: ContextVar[list[AuditEntry] | None] = ContextVar("durable_tasks_entries", default=None)
+_collected: ContextVar[list[models.AuditEntry] | None] = ContextVar(
+    "durable_tasks_entries", default=None
+)
 
 
 @contextmanager
-def collected_entries() -> Iterator[list[AuditEntry]]:
+def collected_entries() -> Iterator[list[models.AuditEntry]]:
     """Collect the entries of operations that end with the transaction of the block.
 
     The caller passes them to ``insert_entries`` in this transaction. An operation with a savepoint
     inserts its own entry, because the savepoint may be rolled back.
     """
-    entries: list[AuditEntry] = []
+    entries: list[models.AuditEntry] = []
     token = _collected.set(entries)
     try:
         yield entries
@@ -242,7 +227,7 @@ def collected_entries() -> Iterator[list[AuditEntry]]:
 
 @verb
 def insert_entries(
-    entries: Sequence[AuditEntry],
+    entries: Sequence[models.AuditEntry],
     update: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> None:
@@ -253,7 +238,7 @@ def insert_entries(
 
 @insert_entries.on(POSTGRESQL)
 def _insert_entries_in_one_statement(
-    entries: Sequence[AuditEntry],
+    entries: Sequence[models.AuditEntry],
     update: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> None:
@@ -262,7 +247,7 @@ def _insert_entries_in_one_statement(
     tables.count(f"{before}{sql('audit_entries')}", values)
 
 
-def as_recordset(entries: Sequence[AuditEntry]) -> str:
+def as_recordset(entries: Sequence[models.AuditEntry]) -> str:
     """Return entries as the parameter of the statements that insert them."""
     return recordset([{name: getattr(entry, name) for name in _ENTRY_COLUMNS} for entry in entries])
 
@@ -279,7 +264,7 @@ class AuditRecorder:
         self._rows: list[tuple[Any, int | None]] = []
         self._rows_type = ""
         self._tasks: dict[uuid.UUID, tuple[int, str]] = {}
-        self._first: Task | None = None
+        self._first: models.Task | None = None
 
     def subject(self, object_type: str, object_id: Any, tenant_id: int | None = None) -> None:
         """Set the object of the entry, unless an enclosing operation has set it."""
@@ -314,7 +299,7 @@ class AuditRecorder:
             self._rows, self._rows_type = list(rows), object_type
             self._before, self._after = dict(before), dict(after)
 
-    def created_task(self, row: Task) -> None:
+    def created_task(self, row: models.Task) -> None:
         """Record a new task."""
         self.changed("task", row.pk, {}, task_values(row), row.tenant_id)
 
@@ -337,7 +322,7 @@ class AuditRecorder:
             for task_id, tenant_id, status in rows.values_list("pk", "tenant_id", "status"):
                 self._tasks[task_id] = (tenant_id, status)
 
-    def entries(self) -> list[AuditEntry]:
+    def entries(self) -> list[models.AuditEntry]:
         """Return the entry; one for each tenant if a set contains tasks of several."""
         if self._rows:
             return self._of_rows()
@@ -351,7 +336,7 @@ class AuditRecorder:
         elif entries:
             insert_entries(entries)
 
-    def _of_subject(self) -> list[AuditEntry]:
+    def _of_subject(self) -> list[models.AuditEntry]:
         assert self._subject is not None  # noqa: S101 - narrows the type
         object_type, object_id, tenant_id = self._subject
         before, after = dict(self._before), dict(self._after)
@@ -367,7 +352,7 @@ class AuditRecorder:
             (tenant_id,) = owners
         return [self._entry(tenant_id, object_type, object_id, before, after, self._tasks)]
 
-    def _of_rows(self) -> list[AuditEntry]:
+    def _of_rows(self) -> list[models.AuditEntry]:
         subjects = []
         for tenant_id in dict.fromkeys(tenant for _key, tenant in self._rows):
             keys = [key for key, tenant in self._rows if tenant == tenant_id]
@@ -376,7 +361,7 @@ class AuditRecorder:
             subjects.append(self._entry(tenant_id, self._rows_type, alone, *changes, several))
         return subjects
 
-    def _of_tasks(self) -> list[AuditEntry]:
+    def _of_tasks(self) -> list[models.AuditEntry]:
         if len(self._tasks) == 1:
             return self._of_one_task()
         subjects = []
@@ -389,7 +374,7 @@ class AuditRecorder:
             subjects.append(self._entry(tenant_id, "task", "", *changes, of_tenant))
         return subjects
 
-    def _of_one_task(self) -> list[AuditEntry]:
+    def _of_one_task(self) -> list[models.AuditEntry]:
         ((task_id, (tenant_id, _status)),) = self._tasks.items()
         row = tables.tasks().filter(pk=task_id).first()
         if row is None:
@@ -417,10 +402,10 @@ class AuditRecorder:
         before: Mapping[str, Any],
         after: Mapping[str, Any],
         keys: Collection[Any] = (),
-    ) -> AuditEntry:
+    ) -> models.AuditEntry:
         """Return an entry about one object, or with ``keys`` about a set."""
         actor, names = self.actor, conf.settings().SECRET_NAMES
-        return AuditEntry(
+        return models.AuditEntry(
             tenant_id=actor.tenant_id if tenant_id is None else tenant_id,
             source=actor.source,
             actor=actor.by[:200],
@@ -486,9 +471,9 @@ SHOWN = 50
 # How many objects of one name a search finds: one of each tenant.
 SAME_NAME = 1_000
 NAMED: dict[str, tuple[type[Model], str]] = {
-    "schedule": (RecurringTask, "name"),
-    "calendar": (Calendar, "name"),
-    "tenant": (Tenant, "slug"),
+    "schedule": (models.RecurringTask, "name"),
+    "calendar": (models.Calendar, "name"),
+    "tenant": (models.Tenant, "slug"),
 }
 """The objects that people know by a name and entries by an id, with the column of the name.
 Optional apps add theirs.
@@ -505,8 +490,8 @@ def about(term: str, tenant_id: int | None = None) -> Q:
     condition = Q(object_type__in=OBJECT_TYPES, object_id=term)
     for object_type, (model, column) in NAMED.items():
         rows = model._default_manager.using(tables.database()).filter(**{column: term})
-        if model is not Tenant:  # the indexes of names begin with the tenant
-            tenants = Tenant.objects.using(rows.db).values("pk")
+        if model is not models.Tenant:  # the indexes of names begin with the tenant
+            tenants = models.Tenant.objects.using(rows.db).values("pk")
             rows = rows.filter(tenant__in=tenants if tenant_id is None else [tenant_id])
         ids = [str(pk) for pk in rows.order_by("pk").values_list("pk", flat=True)[:SAME_NAME]]
         if ids:
@@ -534,12 +519,12 @@ def _with_id(sets: AuditEntryQuerySet, text: str) -> AuditEntryQuerySet:
     )
 
 
-def of_task(task: Task, limit: int = SHOWN) -> list[AuditEntry]:
+def of_task(task: models.Task, limit: int = SHOWN) -> list[models.AuditEntry]:
     """Return the newest entries about a task, its dead letters, its workflow run, or a set with it.
 
     A set is found among the tenant's newest SETS_READ ones, by the ids that its entry contains.
     """
-    letters = DeadLetter.objects.using(tables.database()).filter(task_id=task.pk)
+    letters = models.DeadLetter.objects.using(tables.database()).filter(task_id=task.pk)
     about = Q(object_type="task", object_id=str(task.pk))
     ids = [str(key) for key in letters.values_list("pk", flat=True)]
     if ids:

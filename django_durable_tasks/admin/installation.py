@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
-from django_durable_tasks import audit, conf, registry
+from django_durable_tasks import audit, conf, models, registry
 from django_durable_tasks.admin import actions, display, filters
 from django_durable_tasks.admin.actions import OperationPage, who
 from django_durable_tasks.admin.display import list_of, since
@@ -35,20 +35,6 @@ from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.operator_limits import limit_waits
 from django_durable_tasks.limits.scopes import waiting
-from django_durable_tasks.models import (
-    AuditEntry,
-    Calendar,
-    DeadLetter,
-    Limit,
-    Node,
-    NodeKind,
-    QueueControl,
-    RecurringTask,
-    SchedulerLease,
-    Task,
-    Tenant,
-    WorkflowRun,
-)
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations.operation import OPERATIONS, Operation
 from django_durable_tasks.store.clock import database_now
@@ -86,7 +72,7 @@ def state(node: Any) -> SafeString | str:
 
 
 @admin.display(description=_("clock"))
-def _clock(node: Node) -> SafeString | str:
+def _clock(node: models.Node) -> SafeString | str:
     """Show the difference between its host's clock and the database's, with a mark if it is too
     large.
     """
@@ -97,14 +83,14 @@ def _clock(node: Node) -> SafeString | str:
 
 
 @admin.display(description=_("releases"))
-def _releases(node: Node) -> str:
+def _releases(node: models.Node) -> str:
     """Show its releases of the package and of the time zone database."""
     releases = node.versions or {"package": node.version}
     return ", ".join(f"{package} {release}" for package, release in releases.items())
 
 
 @admin.display(description=_("runs"))
-def _runs(node: Node) -> SafeString:
+def _runs(node: models.Node) -> SafeString:
     """Link its running tasks."""
     tasks = display.list_of("task", status__exact="RUNNING", node__exact=node.pk)
     return display.link(tasks, _("running tasks"))
@@ -125,7 +111,7 @@ _RUNNING = display.column(
 _QUEUES = display.column(_("queues"), lambda node: _listed(node.queues))
 
 
-@admin.register(Node)
+@admin.register(models.Node)
 class NodeAdmin(ReadOnlyAdmin):
     """Schedulers and workers."""
 
@@ -165,7 +151,9 @@ class NodeAdmin(ReadOnlyAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        leads = SchedulerLease.objects.filter(holder=OuterRef("pk"), expires_at__gte=DatabaseNow())
+        leads = models.SchedulerLease.objects.filter(
+            holder=OuterRef("pk"), expires_at__gte=DatabaseNow()
+        )
         columns = {"leads": Exists(leads), "term": Subquery(leads.values("term")[:1])}
         nodes = super().get_queryset(request).defer("names").annotate(**columns)
         return cast("QuerySet[Any]", nodes)
@@ -190,7 +178,7 @@ def _held(lease: Any) -> SafeString | str:
     return str(lease.holder_name or lease.holder)
 
 
-@admin.register(SchedulerLease)
+@admin.register(models.SchedulerLease)
 class SchedulerLeaseAdmin(ReadOnlyAdmin):
     """The scheduler lease."""
 
@@ -207,7 +195,7 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        names = Node.objects.filter(pk=OuterRef("holder")).values("name")[:1]
+        names = models.Node.objects.filter(pk=OuterRef("holder")).values("name")[:1]
         leases = super().get_queryset(request).annotate(holder_name=Subquery(names))
         return cast("QuerySet[Any]", leases)
 
@@ -216,7 +204,7 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
 # or resume each.
 
 
-@admin.register(QueueControl)
+@admin.register(models.QueueControl)
 class QueueControlAdmin(ReadOnlyAdmin):
     """Queues."""
 
@@ -296,7 +284,7 @@ class LimitForm(EditModelForm):
         return row.set_at.isoformat()
 
 
-@admin.register(Limit)
+@admin.register(models.Limit)
 class LimitAdmin(DurableModelAdmin):
     """Limits; they are set, changed and removed here, and effective within a second."""
 
@@ -329,7 +317,7 @@ class LimitAdmin(DurableModelAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("scope",) if obj is not None else ()
 
-    def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: models.Limit, form: Any, change: bool) -> None:
         operator_limits.set_limit.perform(
             obj.scope,
             by=who(request),
@@ -350,7 +338,7 @@ class LimitAdmin(DurableModelAdmin):
             inspect.load_tasks()
             names = registry.names()
         elif kind == "tenant":
-            tenants = Tenant.objects.using(conf.settings().DATABASE)
+            tenants = models.Tenant.objects.using(conf.settings().DATABASE)
             names = set(map(str, tenants.values_list("pk", flat=True)))
         if names is not None and name not in names:
             text = (
@@ -364,7 +352,7 @@ class LimitAdmin(DurableModelAdmin):
             )
             self.message_user(request, text, messages.WARNING)
 
-    def delete_model(self, request: HttpRequest, obj: Limit) -> None:
+    def delete_model(self, request: HttpRequest, obj: models.Limit) -> None:
         operator_limits.remove_limit.perform(obj.scope, by=who(request), reason="")
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
@@ -385,7 +373,7 @@ class TenantForm(EditModelForm):
         return f"{row.slug} {row.name}"
 
 
-@admin.register(Tenant)
+@admin.register(models.Tenant)
 class TenantAdmin(DurableModelAdmin):
     """Tenants. ``contrib.api`` registers one with quotas and staff users in its place."""
 
@@ -410,10 +398,10 @@ class TenantAdmin(DurableModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def save_model(self, request: HttpRequest, obj: Tenant, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: models.Tenant, form: Any, change: bool) -> None:
         """Save the tenant with its audit entry."""
         with audit.recorded("tenant.save") as entry:
-            rows = Tenant.objects.using(conf.settings().DATABASE).filter(pk=obj.pk)
+            rows = models.Tenant.objects.using(conf.settings().DATABASE).filter(pk=obj.pk)
             before: dict[str, Any] = dict(rows.values("slug", "name").first() or {})
             super().save_model(request, obj, form, change)
             after = {"slug": obj.slug, "name": obj.name}
@@ -424,12 +412,12 @@ class TenantAdmin(DurableModelAdmin):
 
 
 PAGES: dict[str, type[Model]] = {
-    "task": Task,
-    "schedule": RecurringTask,
-    "workflow run": WorkflowRun,
-    "dead letter": DeadLetter,
-    "calendar": Calendar,
-    "tenant": Tenant,
+    "task": models.Task,
+    "schedule": models.RecurringTask,
+    "workflow run": models.WorkflowRun,
+    "dead letter": models.DeadLetter,
+    "calendar": models.Calendar,
+    "tenant": models.Tenant,
 }
 """The models whose pages the entries link to, by the type of the object."""
 OTHERS = ("task.create", "schedule.create", "schedule.save", "schedule.change", "tenant.save")
@@ -484,7 +472,7 @@ class OperationFilter(filters.ValueFilter):
         return rows.filter(operation=value)
 
 
-def history_of(task: Task) -> SafeString | str:
+def history_of(task: models.Task) -> SafeString | str:
     """Return the newest operations on a task, each on its line."""
     entries = audit.of_task(task)
     lines = [
@@ -502,7 +490,7 @@ def history_of(task: Task) -> SafeString | str:
     return display.lines(lines) if lines else display.NOTHING
 
 
-@admin.register(AuditEntry)
+@admin.register(models.AuditEntry)
 class AuditEntryAdmin(ReadOnlyAdmin):
     """Audit entries."""
 
@@ -544,7 +532,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         return queryset.filter(Q(actor=term) | audit.about(term) | audit.in_sets(term)), False
 
     @admin.display(description=_("object"))
-    def about(self, row: AuditEntry) -> SafeString | str:
+    def about(self, row: models.AuditEntry) -> SafeString | str:
         """Link the object, or show how many there are."""
         if not row.object_id:
             return f"{row.count} × {row.object_type}"
@@ -556,7 +544,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         return display.link(address, text)
 
     @admin.display(description=_("ids"))
-    def ids(self, row: AuditEntry) -> SafeString | str:
+    def ids(self, row: models.AuditEntry) -> SafeString | str:
         """Show the ids of a set."""
         return display.folded(_("ids"), "\n".join(row.object_ids))
 
@@ -566,7 +554,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
 
 def troubles(seen: Overview) -> Iterator[str]:
     """Yield the problems, the most severe first, each with its remedy."""
-    if not seen.alive(NodeKind.SCHEDULER):
+    if not seen.alive(models.NodeKind.SCHEDULER):
         yield (
             "No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`."
         )
@@ -665,7 +653,7 @@ def overview_view(model_admin: Any, request: HttpRequest) -> Any:
     broker = inspect.broker_problem()
     if broker:
         problems.insert(0, f"The broker does not answer from here: {broker}.")
-    workers = seen.alive(NodeKind.WORKER)
+    workers = seen.alive(models.NodeKind.WORKER)
     facts = {
         "seen": seen,
         "troubles": [*problems, *troubles(seen)],
@@ -675,7 +663,7 @@ def overview_view(model_admin: Any, request: HttpRequest) -> Any:
             for status, number in totals(seen.depths).items()
         ],
         "due": str(sum(depth.due + depth.limited for depth in seen.depths)),
-        "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
+        "schedulers": len(seen.alive(models.NodeKind.SCHEDULER)),
         "workers": len(workers),
         "concurrency": sum(node.concurrency for node in workers),
     }

@@ -699,16 +699,14 @@ class Report:
                 continue
             explained += 1
             sentence = inspect.sentences(row)[0]
-            text = f"{state} {_NUMBERS.sub('', sentence.text)}"
-            if self._explained.get(row.pk) != text and not self._is_repeated(text):
+            # The same reason is printed once for all tasks that still wait for it.
+            reason = f" {_NUMBERS.sub('', sentence.text)}"
+            text = f"{state}{reason}"
+            is_repeated = any(known.endswith(reason) for known in self._explained.values())
+            if self._explained.get(row.pk) != text and not is_repeated:
                 colour = "bad" if sentence.level == Level.TROUBLE else "wait"
                 self._lines.write("worker", f"{_title(row)} waits: {sentence.text}", colour)
             self._explained[row.pk] = text
-
-    def _is_repeated(self, text: str) -> bool:
-        """Return whether the same reason was printed for another task that still waits."""
-        reason = text.partition(" ")[2].partition(" ")[2]
-        return any(explained.endswith(f" {reason}") for explained in self._explained.values())
 
 
 def _title(task: Any) -> str:
