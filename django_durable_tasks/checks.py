@@ -15,6 +15,7 @@ from string import Formatter
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.db import DEFAULT_DB_ALIAS, NotSupportedError, connections, router, transaction
@@ -390,7 +391,7 @@ _NEEDED_APPS = {
 @_check()
 def check_settings(**_: Any) -> Iterator[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
-    if not conf.uses_time_zones():
+    if not django_settings.USE_TZ:
         yield FINDINGS["W020"]()
     try:
         settings = conf.settings()

@@ -637,11 +637,6 @@ def celery_time_zone() -> object:
     return getattr(django_settings, "CELERY_TIMEZONE", None)
 
 
-def uses_time_zones() -> bool:
-    """Return whether Django stores aware datetimes (USE_TZ)."""
-    return bool(django_settings.USE_TZ)
-
-
 def _forget(*, setting: str, **_: object) -> None:
     if setting == "DURABLE_TASKS":
         settings.cache_clear()

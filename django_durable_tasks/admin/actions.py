@@ -94,15 +94,10 @@ def form_fields(arguments: Sequence[Argument]) -> dict[str, forms.Field]:
     return {argument.name: _MAKERS[argument.kind](argument) for argument in arguments}
 
 
-def form_class(
-    operation: Operation, arguments: Sequence[Argument] | None = None
-) -> type[OperationForm]:
-    """Return the form with these arguments of an operation, or all, and with the reason as the last
-    field.
-    """
-    offered = operation.fields if arguments is None else arguments
-    fields = {**form_fields(offered), "reason": reason_field(operation)}
-    attributes = {"operation": operation, "arguments": tuple(offered)}
+def form_class(operation: Operation, arguments: Sequence[Argument]) -> type[OperationForm]:
+    """Return the form with these arguments of an operation and, as the last field, the reason."""
+    fields = {**form_fields(arguments), "reason": reason_field(operation)}
+    attributes = {"operation": operation, "arguments": tuple(arguments)}
     return type("OperationForm", (OperationForm,), {**attributes, **fields})
 
 
@@ -151,20 +146,20 @@ CONFIRMED, ROWS, FROM_PAGE = "durable_confirmed", "durable_rows", "durable_from_
 _SALT = "django_durable_tasks.admin.actions"
 
 
-def action_of(operation: Operation, name: str = "") -> Callable[..., HttpResponse | None]:
+def action_of(operation: Operation) -> Callable[..., HttpResponse | None]:
     """Return the admin action of an operation, for the ``actions`` of a ModelAdmin."""
 
     def action(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
         return run(model_admin, request, rows, operation)
 
-    return labelled(action, operation, name)
+    return labelled(action, operation)
 
 
 def labelled(
-    action: Callable[..., HttpResponse | None], operation: Operation, name: str = ""
+    action: Callable[..., HttpResponse | None], operation: Operation
 ) -> Callable[..., HttpResponse | None]:
     """Give an admin action the name, the title and the operation, whose permission it needs."""
-    action.__name__ = name or operation.name
+    action.__name__ = operation.name
     action.short_description = format_lazy("{}…", operation.title)  # type: ignore[attr-defined]
     action.operation = operation  # type: ignore[attr-defined]
     return action

@@ -346,10 +346,6 @@ class OccurrenceQuerySet(TenantQuerySet["OccurrenceRecord"]):
         """Entries of single fire times."""
         return self.filter(unique_fire_time__isnull=False)
 
-    def ranges(self) -> Self:
-        """Entries of ranges of fire times."""
-        return self.filter(last_fire_time__isnull=False)
-
     def covering(self, fire_time: datetime) -> Self:
         """Entries that cover this fire time: its own first, then the ranges."""
         exact = Q(unique_fire_time=fire_time)

@@ -254,10 +254,6 @@ class TaskQuerySet(TenantQuerySet["Task"]):
         """RUNNING tasks whose lease has expired."""
         return self.running().filter(lease_until__lt=now)
 
-    def owned_by(self, nodes: list[uuid.UUID]) -> Self:
-        """Tasks that these nodes claimed or run."""
-        return self.filter(node__in=nodes)
-
     def retrying(self) -> Self:
         """PENDING tasks with a failed attempt."""
         return self.pending().filter(failures__gt=0)
