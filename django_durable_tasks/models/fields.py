@@ -89,13 +89,10 @@ def choice_field(
     return ExactCharField(label, max_length=max_length, choices=choices, **options)
 
 
-def link_to(to: str, on_delete: Any, **options: Any) -> models.ForeignKey[Any, Any]:
-    """Return a foreign key to a model of this package, without an index of its own.
-
-    It has no constraint, so that no INSERT locks the row that it names.
-    """
-    to = f"django_durable_tasks.{to}"
-    return models.ForeignKey(to, on_delete, db_index=False, db_constraint=False, **options)
+UNCONSTRAINED: Any = {"db_index": False, "db_constraint": False}
+"""The options of foreign keys without a constraint, so that no INSERT locks the row that they
+name, and without an index of their own.
+"""
 
 
 def constant(value: Any) -> Any:

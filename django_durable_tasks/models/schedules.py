@@ -27,6 +27,7 @@ from django_durable_tasks.choices import (
     TargetType,
 )
 from django_durable_tasks.models.fields import (
+    UNCONSTRAINED,
     EncryptedJSONField,
     ExactCharField,
     InstantField,
@@ -34,7 +35,6 @@ from django_durable_tasks.models.fields import (
     PresentUnique,
     StatementTime,
     choice_field,
-    link_to,
 )
 from django_durable_tasks.models.guarded import (
     GuardedModel,
@@ -369,7 +369,12 @@ class OccurrenceRecord(GuardedModel):
 
     id = models.BigAutoField(primary_key=True)
     tenant = tenant_key()
-    recurring_task = link_to("RecurringTask", models.CASCADE, related_name="occurrences")
+    recurring_task = models.ForeignKey(
+        "django_durable_tasks.RecurringTask",
+        models.CASCADE,
+        related_name="occurrences",
+        **UNCONSTRAINED,
+    )
     fire_time = InstantField(_("fire time"))
     last_fire_time = InstantField(_("last fire time"), null=True, blank=True)
     count = models.BigIntegerField(_("count"), default=1)
@@ -378,7 +383,14 @@ class OccurrenceRecord(GuardedModel):
     effective_at = InstantField(_("effective at"), null=True, blank=True)
     outcome = choice_field(_("outcome"), FireOutcome, 16)
     reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
-    task = link_to("Task", models.DO_NOTHING, null=True, blank=True, related_name="+")
+    task = models.ForeignKey(
+        "django_durable_tasks.Task",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        related_name="+",
+        **UNCONSTRAINED,
+    )
     blocked_by = models.UUIDField(_("blocked by"), null=True, blank=True)
     request_id = ExactCharField(_("request id"), max_length=200, null=True, blank=True)
     term = models.BigIntegerField(_("term"), null=True, blank=True)

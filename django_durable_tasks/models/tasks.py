@@ -31,6 +31,7 @@ from django_durable_tasks.choices import (
 )
 from django_durable_tasks.models.fields import (
     TASK_TABLE,
+    UNCONSTRAINED,
     DatabaseNow,
     EncryptedJSONField,
     ExactCharField,
@@ -41,7 +42,6 @@ from django_durable_tasks.models.fields import (
     UnindexedIn,
     choice_field,
     choices_of,
-    link_to,
 )
 from django_durable_tasks.models.guarded import (
     GuardedModel,
@@ -392,14 +392,24 @@ class Task(GuardedModel):
         _("target type"), TargetType, 13, db_default=TargetType.CELERY_TASK.value
     )
     time_zone = ExactCharField(_("time zone"), max_length=64, db_default="", blank=True)
-    recurring_task = link_to(
-        "RecurringTask", models.DO_NOTHING, null=True, blank=True, related_name="tasks"
+    recurring_task = models.ForeignKey(
+        "django_durable_tasks.RecurringTask",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        related_name="tasks",
+        **UNCONSTRAINED,
     )
     fire_time = InstantField(_("fire time"), null=True, blank=True)
     # A key of 200 characters after the id of the tenant.
     overlap_key = ExactCharField(_("overlap key"), max_length=220, null=True, blank=True)
-    workflow = link_to(
-        "WorkflowRun", models.DO_NOTHING, null=True, blank=True, related_name="tasks"
+    workflow = models.ForeignKey(
+        "django_durable_tasks.WorkflowRun",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        related_name="tasks",
+        **UNCONSTRAINED,
     )
     step = ExactCharField(_("step"), max_length=200, null=True, blank=True)
     join_count = models.IntegerField(

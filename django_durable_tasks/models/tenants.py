@@ -10,11 +10,11 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.choices import DEFAULT_TENANT_ID, AuditSource
 from django_durable_tasks.models.fields import (
+    UNCONSTRAINED,
     ExactCharField,
     InstantField,
     StatementTime,
     choice_field,
-    link_to,
 )
 from django_durable_tasks.models.guarded import GuardedModel, TenantQuerySet
 
@@ -42,7 +42,13 @@ class Tenant(models.Model):
 
 def tenant_key() -> models.ForeignKey[Tenant, Tenant]:
     """Return the field with the tenant of a row."""
-    return link_to("Tenant", models.PROTECT, db_default=DEFAULT_TENANT_ID, related_name="+")
+    return models.ForeignKey(
+        "django_durable_tasks.Tenant",
+        models.PROTECT,
+        db_default=DEFAULT_TENANT_ID,  # type: ignore[arg-type]
+        related_name="+",
+        **UNCONSTRAINED,
+    )
 
 
 # AuditEntry: one row per write of a person, a program or a command.
@@ -70,12 +76,13 @@ class AuditEntry(GuardedModel):
 
     id = models.BigAutoField(primary_key=True)
     at = InstantField(_("at"), db_default=StatementTime())
-    tenant = link_to(
-        "Tenant",
+    tenant = models.ForeignKey(
+        "django_durable_tasks.Tenant",
         models.PROTECT,
         null=True,
         related_name="+",
         help_text=_("Empty for objects of the whole installation, such as limits."),
+        **UNCONSTRAINED,
     )
     source = choice_field(_("source"), AuditSource, 8)
     actor = ExactCharField(_("actor"), max_length=200, blank=True, default="")

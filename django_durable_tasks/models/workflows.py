@@ -19,6 +19,7 @@ from django_durable_tasks.choices import (
     WorkflowStatus,
 )
 from django_durable_tasks.models.fields import (
+    UNCONSTRAINED,
     ExactCharField,
     InstantField,
     PartialIndex,
@@ -26,7 +27,6 @@ from django_durable_tasks.models.fields import (
     StatementTime,
     choice_field,
     choices_of,
-    link_to,
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
 from django_durable_tasks.models.tasks import new_task_id
@@ -217,14 +217,21 @@ class TaskDependency(GuardedModel):
     )
 
     id = models.BigAutoField(primary_key=True)
-    task = link_to("Task", models.CASCADE, related_name="dependencies", verbose_name=_("task"))
-    depends_on = link_to(
-        "Task",
+    task = models.ForeignKey(
+        "django_durable_tasks.Task",
+        models.CASCADE,
+        related_name="dependencies",
+        verbose_name=_("task"),
+        **UNCONSTRAINED,
+    )
+    depends_on = models.ForeignKey(
+        "django_durable_tasks.Task",
         models.DO_NOTHING,
         null=True,
         blank=True,
         related_name="dependents",
         verbose_name=_("depends on"),
+        **UNCONSTRAINED,
     )
     dependency_type = choice_field(
         _("dependency type"), DependencyType, 12, db_default=DependencyType.MUST_SUCCEED.value
