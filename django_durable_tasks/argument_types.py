@@ -15,10 +15,11 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePath
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 from uuid import UUID
 
 from django_durable_tasks.exceptions import InvalidArguments, UnserializableArguments
@@ -40,13 +41,27 @@ class _Unfit(Exception):
         self.reason, self.path = reason, path
 
 
-class _Type(Protocol):
+class _Type:
     """Converts the values of one type. Both methods accept values of the type and its JSON form,
-    and raise _Unfit for others. None stays None.
+    and raise _Unfit for others. None stays None, and with ``refers`` a reference to a result stays.
     """
 
-    def to_json(self, value: Any, refers: bool) -> Any: ...
-    def from_json(self, value: Any, refers: bool) -> Any: ...
+    __slots__ = ()
+
+    def to_json(self, value: Any, refers: bool) -> Any:
+        return value if self._stays(value, refers) else self._to_json(value, refers)
+
+    def from_json(self, value: Any, refers: bool) -> Any:
+        return value if self._stays(value, refers) else self._from_json(value, refers)
+
+    def _stays(self, value: Any, refers: bool) -> bool:
+        return value is None or (refers and isinstance(value, Mapping) and REFERENCE in value)
+
+    def _to_json(self, value: Any, refers: bool) -> Any:
+        raise NotImplementedError
+
+    def _from_json(self, value: Any, refers: bool) -> Any:
+        raise NotImplementedError
 
 
 def _refuse(value: Any, expected: str) -> NoReturn:
@@ -55,12 +70,8 @@ def _refuse(value: Any, expected: str) -> NoReturn:
     raise _Unfit(f"is {article} {name}, and not {expected}")
 
 
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, Mapping) and REFERENCE in value
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Scalar:
+class _Scalar(_Type):
     """A type whose JSON form is a text or a number."""
 
     wanted: str
@@ -68,8 +79,8 @@ class _Scalar:
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
 
-    def from_json(self, value: Any, refers: bool) -> Any:
-        if value is None or (refers and _is_reference(value)) or self.is_value(value):
+    def _from_json(self, value: Any, refers: bool) -> Any:
+        if self.is_value(value):
             return value
         try:
             return self.read(value)
@@ -78,10 +89,8 @@ class _Scalar:
         except Exception:  # noqa: BLE001 - decimal.InvalidOperation, KeyError of an Enum, ...
             _refuse(value, self.wanted)
 
-    def to_json(self, value: Any, refers: bool) -> Any:
-        if value is None or (refers and _is_reference(value)):
-            return value
-        return self.write(self.from_json(value, refers))
+    def _to_json(self, value: Any, refers: bool) -> Any:
+        return self.write(self._from_json(value, refers))
 
 
 def _text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -108,10 +117,6 @@ def _is_date(value: Any) -> bool:
     return isinstance(value, date)
 
 
-def _read_decimal(value: Any) -> Decimal:
-    return Decimal(value) if isinstance(value, str) else _number(lambda n: Decimal(str(n)))(value)
-
-
 def _write_time(value: time) -> str:
     if value.tzinfo is not None:
         raise _Unfit("is a time with a zone, which JSON would not keep: pass a datetime")
@@ -135,7 +140,7 @@ _SCALARS: dict[Any, _Scalar] = {
         "a Decimal, its text or a number",
         _of(Decimal),
         str,
-        _read_decimal,
+        lambda value: Decimal(value if isinstance(value, str) else _number(str)(value)),
     ),
     datetime: _Scalar(
         "a datetime or its text in ISO 8601",
@@ -160,26 +165,11 @@ _SCALARS: dict[Any, _Scalar] = {
 }
 
 
-def _enum(kind: type[enum.Enum]) -> _Scalar:
-    """Members are stored by their values, or by their names if a value is no text or number."""
-    by_value = all(
-        isinstance(member.value, str | int | float) and not isinstance(member.value, bool)
-        for member in kind
-    )
-    expected = f"a {kind.__name__} or one of its {'values' if by_value else 'names'}"
-    if by_value:
-        return _Scalar(expected, _of(kind), lambda member: member.value, kind)
-    return _Scalar(expected, _of(kind), lambda member: member.name, _text(lambda name: kind[name]))
-
-
-class _Plain:
+class _Plain(_Type):
     """A JSON value, which is not converted."""
 
-    def to_json(self, value: Any, refers: bool) -> Any:
-        return value
-
-    def from_json(self, value: Any, refers: bool) -> Any:
-        return value
+    def _stays(self, value: Any, refers: bool) -> bool:
+        return True
 
 
 _PLAIN = _Plain()
@@ -196,22 +186,18 @@ def _each(convert: Callable[[Any], Any], value: Any) -> list[Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Items:
+class _Items(_Type):
     """``list[T]``, ``set[T]``, ``frozenset[T]`` and ``tuple[T, ...]``: a list in JSON."""
 
     kind: Callable[[Any], Any]
     item: _Type
     accepted: tuple[type, ...]
 
-    def from_json(self, value: Any, refers: bool) -> Any:
-        if value is None or (refers and _is_reference(value)):
-            return value
+    def _from_json(self, value: Any, refers: bool) -> Any:
         self._check(value)
         return self.kind(_each(lambda item: self.item.from_json(item, refers), value))
 
-    def to_json(self, value: Any, refers: bool) -> Any:
-        if value is None or (refers and _is_reference(value)):
-            return value
+    def _to_json(self, value: Any, refers: bool) -> Any:
         self._check(value)
         items = _each(lambda item: self.item.to_json(item, refers), value)
         if isinstance(value, _SET_LIKE):
@@ -225,20 +211,16 @@ class _Items:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Fixed:
+class _Fixed(_Type):
     """``tuple[A, B]``: a list of this length in JSON."""
 
     items: tuple[_Type, ...]
 
-    def from_json(self, value: Any, refers: bool) -> Any:
-        if value is None or (refers and _is_reference(value)):
-            return value
+    def _from_json(self, value: Any, refers: bool) -> Any:
         pairs = self._pairs(value)
         return tuple(_each(lambda pair: pair[0].from_json(pair[1], refers), pairs))
 
-    def to_json(self, value: Any, refers: bool) -> Any:
-        if value is None or (refers and _is_reference(value)):
-            return value
+    def _to_json(self, value: Any, refers: bool) -> Any:
         return _each(lambda pair: pair[0].to_json(pair[1], refers), self._pairs(value))
 
     def _pairs(self, value: Any) -> list[tuple[_Type, Any]]:
@@ -250,20 +232,18 @@ class _Fixed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Dict:
+class _Dict(_Type):
     """``dict[str, T]``: an object in JSON."""
 
     item: _Type
 
-    def from_json(self, value: Any, refers: bool) -> Any:
+    def _from_json(self, value: Any, refers: bool) -> Any:
         return self._converted(value, refers, self.item.from_json)
 
-    def to_json(self, value: Any, refers: bool) -> Any:
+    def _to_json(self, value: Any, refers: bool) -> Any:
         return self._converted(value, refers, self.item.to_json)
 
     def _converted(self, value: Any, refers: bool, convert: Callable[[Any, bool], Any]) -> Any:
-        if value is None or (refers and _is_reference(value)):
-            return value
         if not isinstance(value, Mapping):
             _refuse(value, "a dict")
         return {key: _entry(key, item, refers, convert) for key, item in value.items()}
@@ -276,7 +256,7 @@ def _entry(key: Any, value: Any, refers: bool, convert: Callable[[Any, bool], An
         raise _Unfit(unfit.reason, f"[{key!r}]{unfit.path}") from None
 
 
-class _Dataclass:
+class _Dataclass(_Type):
     """A dataclass: an object with its fields in JSON."""
 
     def __init__(self, kind: Any) -> None:
@@ -290,8 +270,8 @@ class _Dataclass:
             if spec.init and spec.default is no_default and spec.default_factory is no_default
         }
 
-    def from_json(self, value: Any, refers: bool) -> Any:
-        if value is None or type(value) is self.kind or (refers and _is_reference(value)):
+    def _from_json(self, value: Any, refers: bool) -> Any:
+        if type(value) is self.kind:
             return value
         fields = self._fields(value, refers, lambda kind: kind.from_json)
         try:
@@ -301,15 +281,13 @@ class _Dataclass:
             reason = f"lacks {lacking[0]!r}" if lacking else f"raised {type(error).__name__}"
             raise _Unfit(f"is no {self.kind.__name__}: it {reason}") from None
 
-    def to_json(self, value: Any, refers: bool) -> Any:
-        if value is None or (refers and _is_reference(value)):
-            return value
+    def _to_json(self, value: Any, refers: bool) -> Any:
         if type(value) is not self.kind:
             # With references no object can be created yet.
             fields = self._fields(value, refers, lambda kind: kind.to_json)
             if refers:
                 return fields
-            value = self.from_json(value, refers)
+            value = self._from_json(value, refers)
         values = {name: getattr(value, name) for name in self.fields}
         return self._fields(values, refers, lambda kind: kind.to_json)
 
@@ -331,7 +309,9 @@ class ArgumentTypes:
     """The parameters of a function whose arguments are converted."""
 
     def __init__(self, signature: inspect.Signature, function: Any) -> None:
-        namespace = getattr(_unwrapped(function), "__globals__", {})
+        with suppress(ValueError):
+            function = inspect.unwrap(function)
+        namespace = getattr(function, "__globals__", {})
         self._places: list[tuple[str, _Type]] = []
         self._names: dict[str, _Type] = {}
         self._rest: tuple[str, _Type] = ("", _PLAIN)
@@ -396,13 +376,6 @@ class ArgumentTypes:
         return tuple(converted), named
 
 
-def _unwrapped(function: Any) -> Any:
-    try:
-        return inspect.unwrap(function)
-    except ValueError:
-        return function
-
-
 def _resolved(annotation: Any, namespace: Mapping[str, Any], local_names: Any = None) -> Any:
     """Return the type of an annotation that may be a text, or Any if a name of it is unknown here,
     for example because only type checkers import it.
@@ -421,14 +394,25 @@ def _type_of(annotation: Any, known: dict[Any, _Type]) -> _Type:
     """Return the type that converts values of this annotation. ``known``: of the dataclasses that
     contain it.
     """
-    annotation = _without_alias(annotation)
+    # The type of ``Annotated``, ``NewType`` and ``type X = ...``.
+    while True:
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
+        elif hasattr(annotation, "__supertype__"):
+            annotation = annotation.__supertype__
+        elif type(annotation).__name__ == "TypeAliasType":
+            annotation = annotation.__value__
+        else:
+            break
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         members = [member for member in inner if member is not type(None)]
         return _type_of(members[0], known) if len(members) == 1 else _PLAIN
     kind = origin or annotation
     if kind is tuple:
-        return _tuple(inner, known)
+        if inner and not (len(inner) == 2 and inner[1] is Ellipsis):
+            return _Fixed(tuple(_type_of(item, known) for item in inner if item != ()))
+        return _Items(tuple, _type_of(inner[0], known) if inner else _PLAIN, _LIST_LIKE)
     if kind in _SET_LIKE:
         item = _type_of(inner[0], known) if inner else _PLAIN
         return _Items(kind, item, (*_LIST_LIKE, *_SET_LIKE))
@@ -443,35 +427,22 @@ def _type_of(annotation: Any, known: dict[Any, _Type]) -> _Type:
     if kind in _SCALARS:
         return _SCALARS[kind]
     if issubclass(kind, enum.Enum) and len(kind):
-        return _enum(kind)
-    if dataclasses.is_dataclass(kind):
-        return known[kind] if kind in known else _dataclass(kind, known)
-    return _PLAIN
-
-
-def _without_alias(annotation: Any) -> Any:
-    """Return the type of ``Annotated``, ``NewType`` and ``type X = ...``."""
-    while True:
-        if typing.get_origin(annotation) is typing.Annotated:
-            annotation = typing.get_args(annotation)[0]
-        elif hasattr(annotation, "__supertype__"):
-            annotation = annotation.__supertype__
-        elif type(annotation).__name__ == "TypeAliasType":
-            annotation = annotation.__value__
-        else:
-            return annotation
-
-
-def _tuple(inner: tuple[Any, ...], known: dict[Any, _Type]) -> _Type:
-    if not inner:
-        return _Items(tuple, _PLAIN, _LIST_LIKE)
-    if len(inner) == 2 and inner[1] is Ellipsis:
-        return _Items(tuple, _type_of(inner[0], known), _LIST_LIKE)
-    return _Fixed(tuple(_type_of(item, known) for item in inner if item != ()))
-
-
-def _dataclass(kind: Any, known: dict[Any, _Type]) -> _Type:
-    specs = vars(kind).get("__dataclass_fields__") or kind.__dataclass_fields__
+        # Members are stored by their values, or by their names if a value is no text or number.
+        is_member = _of(kind)
+        if all(
+            isinstance(member.value, str | int | float) and not isinstance(member.value, bool)
+            for member in kind
+        ):
+            expected = f"a {kind.__name__} or one of its values"
+            return _Scalar(expected, is_member, lambda member: member.value, kind)
+        expected = f"a {kind.__name__} or one of its names"
+        by_name = _text(lambda name: kind[name])
+        return _Scalar(expected, is_member, lambda member: member.name, by_name)
+    if not dataclasses.is_dataclass(kind):
+        return _PLAIN
+    if kind in known:
+        return known[kind]
+    specs: dict[str, Any] = vars(kind).get("__dataclass_fields__") or kind.__dataclass_fields__
     if any(spec._field_type is dataclasses._FIELD_INITVAR for spec in specs.values()):  # type: ignore[attr-defined]
         return _PLAIN  # its value is not kept in the object
     dataclass_type = _Dataclass(kind)

@@ -9,30 +9,23 @@ import ipaddress
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from django.db.models import Model, Q, TextField
 from django.db.models.functions import Cast
 
-from django_durable_tasks import conf, registry
+from django_durable_tasks import conf, models, registry
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.encryption import EncryptedValue
 from django_durable_tasks.masking import MASK, masked, masked_positional
-from django_durable_tasks.models import (
-    AuditEntry,
-    Calendar,
-    DeadLetter,
-    RecurringTask,
-    Task,
-    Tenant,
-)
-from django_durable_tasks.models.audit import AuditEntryQuerySet
 from django_durable_tasks.models.fields import undecrypted
+from django_durable_tasks.models.tenants import AuditEntryQuerySet
 from django_durable_tasks.states.guarded_update import observing
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
@@ -164,7 +157,7 @@ _TASK_COLUMNS = (
 )
 
 
-def task_values(row: Task) -> dict[str, Any]:
+def task_values(row: models.Task) -> dict[str, Any]:
     """Return the columns that operations change; secrets are masked."""
     values = {name: getattr(row, name) for name in _TASK_COLUMNS}
     if row.encryption_key is None:
@@ -198,40 +191,33 @@ def masked_arguments(name: str, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 _MANY = 5_000
-_ENTRY_COLUMNS = (
-    "tenant_id",
-    "source",
-    "actor",
-    "operation",
-    "object_type",
-    "object_id",
-    "count",
-    "object_ids",
-    "before",
-    "after",
-    "reason",
-    "address",
-)
+_ENTRY_COLUMNS = [
+    column.attname
+    for column in models.AuditEntry._meta.concrete_fields
+    if column.name not in ("id", "at")
+]
 """The columns of the statement ``audit_entries``."""
 
 
 def audit_entries() -> AuditEntryQuerySet:
     """Return a queryset of all entries, without the guard against writes."""
-    entries: AuditEntryQuerySet = AuditEntry.objects.using(tables.database())
+    entries: AuditEntryQuerySet = models.AuditEntry.objects.using(tables.database())
     return entries.unguarded()
 
 
-_collected: ContextVar[list[AuditEntry] | None] = ContextVar("durable_tasks_entries", default=None)
+_collected: ContextVar[list[models.AuditEntry] | None] = ContextVar(
+    "durable_tasks_entries", default=None
+)
 
 
 @contextmanager
-def collected_entries() -> Iterator[list[AuditEntry]]:
+def collected_entries() -> Iterator[list[models.AuditEntry]]:
     """Collect the entries of operations that end with the transaction of the block.
 
     The caller passes them to ``insert_entries`` in this transaction. An operation with a savepoint
     inserts its own entry, because the savepoint may be rolled back.
     """
-    entries: list[AuditEntry] = []
+    entries: list[models.AuditEntry] = []
     token = _collected.set(entries)
     try:
         yield entries
@@ -241,7 +227,7 @@ def collected_entries() -> Iterator[list[AuditEntry]]:
 
 @verb
 def insert_entries(
-    entries: Sequence[AuditEntry],
+    entries: Sequence[models.AuditEntry],
     update: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> None:
@@ -252,7 +238,7 @@ def insert_entries(
 
 @insert_entries.on(POSTGRESQL)
 def _insert_entries_in_one_statement(
-    entries: Sequence[AuditEntry],
+    entries: Sequence[models.AuditEntry],
     update: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> None:
@@ -261,7 +247,7 @@ def _insert_entries_in_one_statement(
     tables.count(f"{before}{sql('audit_entries')}", values)
 
 
-def as_recordset(entries: Sequence[AuditEntry]) -> str:
+def as_recordset(entries: Sequence[models.AuditEntry]) -> str:
     """Return entries as the parameter of the statements that insert them."""
     return recordset([{name: getattr(entry, name) for name in _ENTRY_COLUMNS} for entry in entries])
 
@@ -278,7 +264,7 @@ class AuditRecorder:
         self._rows: list[tuple[Any, int | None]] = []
         self._rows_type = ""
         self._tasks: dict[uuid.UUID, tuple[int, str]] = {}
-        self._first: Task | None = None
+        self._first: models.Task | None = None
 
     def subject(self, object_type: str, object_id: Any, tenant_id: int | None = None) -> None:
         """Set the object of the entry, unless an enclosing operation has set it."""
@@ -313,7 +299,7 @@ class AuditRecorder:
             self._rows, self._rows_type = list(rows), object_type
             self._before, self._after = dict(before), dict(after)
 
-    def created_task(self, row: Task) -> None:
+    def created_task(self, row: models.Task) -> None:
         """Record a new task."""
         self.changed("task", row.pk, {}, task_values(row), row.tenant_id)
 
@@ -336,7 +322,7 @@ class AuditRecorder:
             for task_id, tenant_id, status in rows.values_list("pk", "tenant_id", "status"):
                 self._tasks[task_id] = (tenant_id, status)
 
-    def entries(self) -> list[AuditEntry]:
+    def entries(self) -> list[models.AuditEntry]:
         """Return the entry; one for each tenant if a set contains tasks of several."""
         if self._rows:
             return self._of_rows()
@@ -350,7 +336,7 @@ class AuditRecorder:
         elif entries:
             insert_entries(entries)
 
-    def _of_subject(self) -> list[AuditEntry]:
+    def _of_subject(self) -> list[models.AuditEntry]:
         assert self._subject is not None  # noqa: S101 - narrows the type
         object_type, object_id, tenant_id = self._subject
         before, after = dict(self._before), dict(self._after)
@@ -361,30 +347,21 @@ class AuditRecorder:
             before["tasks"], after["tasks"] = old, new
         if not (before or after):
             return []
-        ids = [str(task_id) for task_id in list(self._tasks)[:IDS_MAX]]
         owners = {owner for owner, _status in self._tasks.values()}
         if tenant_id is None and len(owners) == 1:
             (tenant_id,) = owners
-        return [
-            self._entry(
-                tenant_id, object_type, object_id, len(self._tasks) or 1, ids, before, after
-            )
-        ]
+        return [self._entry(tenant_id, object_type, object_id, before, after, self._tasks)]
 
-    def _of_rows(self) -> list[AuditEntry]:
+    def _of_rows(self) -> list[models.AuditEntry]:
         subjects = []
         for tenant_id in dict.fromkeys(tenant for _key, tenant in self._rows):
-            ids = [str(key) for key, tenant in self._rows if tenant == tenant_id]
-            alone = ids[0] if len(ids) == 1 else ""
-            listed = [] if alone else ids[:IDS_MAX]
-            subjects.append(
-                self._entry(
-                    tenant_id, self._rows_type, alone, len(ids), listed, self._before, self._after
-                )
-            )
+            keys = [key for key, tenant in self._rows if tenant == tenant_id]
+            alone, several = (str(keys[0]), ()) if len(keys) == 1 else ("", keys)
+            changes = self._before, self._after
+            subjects.append(self._entry(tenant_id, self._rows_type, alone, *changes, several))
         return subjects
 
-    def _of_tasks(self) -> list[AuditEntry]:
+    def _of_tasks(self) -> list[models.AuditEntry]:
         if len(self._tasks) == 1:
             return self._of_one_task()
         subjects = []
@@ -393,14 +370,11 @@ class AuditRecorder:
                 task_id: value for task_id, value in self._tasks.items() if value[0] == tenant_id
             }
             old, new = self._statuses(of_tenant)
-            ids = [str(task_id) for task_id in list(of_tenant)[:IDS_MAX]]
-            after = {"status": new, **self._after}
-            subjects.append(
-                self._entry(tenant_id, "task", "", len(of_tenant), ids, {"status": old}, after)
-            )
+            changes = {"status": old}, {"status": new, **self._after}
+            subjects.append(self._entry(tenant_id, "task", "", *changes, of_tenant))
         return subjects
 
-    def _of_one_task(self) -> list[AuditEntry]:
+    def _of_one_task(self) -> list[models.AuditEntry]:
         ((task_id, (tenant_id, _status)),) = self._tasks.items()
         row = tables.tasks().filter(pk=task_id).first()
         if row is None:
@@ -408,7 +382,7 @@ class AuditRecorder:
         before = {} if self._first is None else task_values(self._first)
         old, new = changed_fields(before, task_values(row))
         before, after = {**self._before, **old}, {**self._after, **new}
-        return [self._entry(tenant_id, "task", str(task_id), 1, [], before, after)]
+        return [self._entry(tenant_id, "task", str(task_id), before, after)]
 
     def _statuses(
         self, rows: Mapping[uuid.UUID, tuple[int, str]]
@@ -425,21 +399,21 @@ class AuditRecorder:
         tenant_id: int | None,
         object_type: str,
         object_id: str,
-        count: int,
-        ids: list[str],
         before: Mapping[str, Any],
         after: Mapping[str, Any],
-    ) -> AuditEntry:
+        keys: Collection[Any] = (),
+    ) -> models.AuditEntry:
+        """Return an entry about one object, or with ``keys`` about a set."""
         actor, names = self.actor, conf.settings().SECRET_NAMES
-        return AuditEntry(
+        return models.AuditEntry(
             tenant_id=actor.tenant_id if tenant_id is None else tenant_id,
             source=actor.source,
             actor=actor.by[:200],
             operation=self.operation,
             object_type=object_type,
             object_id=object_id,
-            count=count,
-            object_ids=ids,
+            count=len(keys) or 1,
+            object_ids=[str(key) for key in islice(keys, IDS_MAX)],
             before=stored_fields(before, names),
             after=stored_fields(after, names),
             reason=actor.reason[:500],
@@ -497,9 +471,9 @@ SHOWN = 50
 # How many objects of one name a search finds: one of each tenant.
 SAME_NAME = 1_000
 NAMED: dict[str, tuple[type[Model], str]] = {
-    "schedule": (RecurringTask, "name"),
-    "calendar": (Calendar, "name"),
-    "tenant": (Tenant, "slug"),
+    "schedule": (models.RecurringTask, "name"),
+    "calendar": (models.Calendar, "name"),
+    "tenant": (models.Tenant, "slug"),
 }
 """The objects that people know by a name and entries by an id, with the column of the name.
 Optional apps add theirs.
@@ -516,8 +490,8 @@ def about(term: str, tenant_id: int | None = None) -> Q:
     condition = Q(object_type__in=OBJECT_TYPES, object_id=term)
     for object_type, (model, column) in NAMED.items():
         rows = model._default_manager.using(tables.database()).filter(**{column: term})
-        if model is not Tenant:  # the indexes of names begin with the tenant
-            tenants = Tenant.objects.using(rows.db).values("pk")
+        if model is not models.Tenant:  # the indexes of names begin with the tenant
+            tenants = models.Tenant.objects.using(rows.db).values("pk")
             rows = rows.filter(tenant__in=tenants if tenant_id is None else [tenant_id])
         ids = [str(pk) for pk in rows.order_by("pk").values_list("pk", flat=True)[:SAME_NAME]]
         if ids:
@@ -545,12 +519,12 @@ def _with_id(sets: AuditEntryQuerySet, text: str) -> AuditEntryQuerySet:
     )
 
 
-def of_task(task: Task, limit: int = SHOWN) -> list[AuditEntry]:
+def of_task(task: models.Task, limit: int = SHOWN) -> list[models.AuditEntry]:
     """Return the newest entries about a task, its dead letters, its workflow run, or a set with it.
 
     A set is found among the tenant's newest SETS_READ ones, by the ids that its entry contains.
     """
-    letters = DeadLetter.objects.using(tables.database()).filter(task_id=task.pk)
+    letters = models.DeadLetter.objects.using(tables.database()).filter(task_id=task.pk)
     about = Q(object_type="task", object_id=str(task.pk))
     ids = [str(key) for key in letters.values_list("pk", flat=True)]
     if ids:

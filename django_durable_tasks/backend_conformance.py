@@ -200,10 +200,11 @@ class BackendConformance(_Base):
 
     # Helpers.
 
-    def need(self, flag: str) -> None:
-        """Skip the test if the backend does not have this feature."""
-        if not getattr(self.instance, flag, getattr(self, flag, False)):
-            self.skipTest(f"{type(self.instance).__name__} has no {flag}.")
+    def need(self, *flags: str) -> None:
+        """Skip the test if the backend does not have these features."""
+        for flag in flags:
+            if not getattr(self.instance, flag, getattr(self, flag, False)):
+                self.skipTest(f"{type(self.instance).__name__} has no {flag}.")
 
     def finished(self, task: Any, *args: Any, **kwargs: Any) -> Any:
         """Enqueue the task and run it; return its result, or skip the test if nothing runs."""
@@ -383,15 +384,13 @@ class BackendConformance(_Base):
         self.assertIn("SystemExit", error.traceback)
 
     def test_keyboard_interrupt_is_raised(self) -> None:
-        self.need("raises_keyboard_interrupt")
-        self.need("runs_tasks")
+        self.need("raises_keyboard_interrupt", "runs_tasks")
         with self.assertRaises(KeyboardInterrupt):
             raise_keyboard_interrupt.enqueue()
             self.run_tasks()
 
     def test_a_failed_task_does_not_prevent_others(self) -> None:
-        self.need("runs_tasks")
-        self.need("supports_get_result")
+        self.need("runs_tasks", "supports_get_result")
         with self.collected():
             failing, succeeding = raise_value_error.enqueue(), add.enqueue(1)
         self.run_tasks()
@@ -455,8 +454,7 @@ class BackendConformance(_Base):
             await add.aget_result(result.id)
 
     def test_refresh_reads_what_has_changed(self) -> None:
-        self.need("supports_get_result")
-        self.need("runs_tasks")
+        self.need("supports_get_result", "runs_tasks")
         with self.collected():
             result = add.enqueue(1)
             fetched = self.instance.get_result(result.id)
@@ -496,9 +494,7 @@ class BackendConformance(_Base):
                     self.assertEqual(fetched.task.priority, priority)
 
     def test_a_higher_priority_runs_first(self) -> None:
-        self.need("supports_priority")
-        self.need("runs_tasks")
-        self.need("runs_in_this_process")
+        self.need("supports_priority", "runs_tasks", "runs_in_this_process")
         with self.collected():
             for priority in (0, -100, 100):
                 if record.using(priority=priority).enqueue(priority).is_finished:
@@ -616,8 +612,7 @@ class BackendConformance(_Base):
         )
 
     def test_signals_of_a_failure_are_sent_while_it_is_handled(self) -> None:
-        self.need("runs_tasks")
-        self.need("runs_in_this_process")
+        self.need("runs_tasks", "runs_in_this_process")
         with self.signals() as seen:
             raise_value_error.enqueue()
             self.run_tasks()
@@ -641,8 +636,7 @@ class BackendConformance(_Base):
             self.assertEqual(seen[0][0], "task_enqueued")
 
     def test_a_committed_task_runs(self) -> None:
-        self.need("runs_tasks")
-        self.need("supports_get_result")
+        self.need("runs_tasks", "supports_get_result")
         with transaction.atomic():
             result = add.enqueue(1)
         self.run_tasks()

@@ -16,7 +16,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from celery import current_app
@@ -28,10 +28,11 @@ from django_durable_tasks import (
     durable_task,  # first: its error names the missing entry of INSTALLED_APPS
     ports,
     registry,
+    tasks_api,
 )
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.task import DurableTask
-from django_durable_tasks.choices import LogStatus, Status
+from django_durable_tasks.choices import OPEN, LogStatus, Status
 from django_durable_tasks.decorators import adopt
 from django_durable_tasks.exceptions import BodyFailed, InvalidOption, RunLost
 from django_durable_tasks.models import Task as TaskRow
@@ -42,23 +43,7 @@ from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.tasks import enqueue
 from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import TASK_OPTIONS, CallOptions, call_options
-from django_durable_tasks.tasks_api import (
-    BaseTaskBackend,
-    DjangoDummyBackend,
-    DjangoImmediateBackend,
-    InvalidTask,
-    Task,
-    TaskContext,
-    TaskError,
-    TaskResult,
-    TaskResultDoesNotExist,
-    TaskResultStatus,
-    normalize_json,
-    task_backends,
-    task_enqueued,
-    task_finished,
-    task_started,
-)
+from django_durable_tasks.tasks_api import InvalidTask
 
 logger = logging.getLogger("django_durable_tasks.backends")
 
@@ -93,7 +78,7 @@ def _new_task(cls: type, /, **fields: Any) -> Any:
 DurableDjangoTask: Any = dataclasses.make_dataclass(
     "DurableDjangoTask",
     [(option, Any, dataclasses.field(default=None)) for option in TASK_FIELDS],
-    bases=(Task,),
+    bases=(tasks_api.Task,),
     namespace={
         "__doc__": "A Task that also has the options of ``@durable_task``; None is the default.",
         "__module__": __name__,
@@ -204,7 +189,7 @@ def load_task(name: str) -> bool:
         return False
     try:
         target: Any = getattr(importlib.import_module(module_name), function_name, None)
-        if name not in _entries and isinstance(target, Task):
+        if name not in _entries and isinstance(target, tasks_api.Task):
             backend = target.get_backend()
             if isinstance(backend, DurableTasksBackend) and target.module_path == name:
                 backend.validate_task(target)
@@ -237,10 +222,10 @@ def _run(celery_task: Any, args: Any, kwargs: Any) -> Any:
             raise InvalidOption(f"{celery_task.name} takes a context: call it with .enqueue().")
         return _json_if_possible(task.call(*args, **kwargs))
     result = _result_of_run(task, live)
-    task_started.send_robust(_backend_class(result), task_result=result)
+    tasks_api.task_started.send_robust(_backend_class(result), task_result=result)
     try:
         if task.takes_context:
-            args = (TaskContext(task_result=result), *args)
+            args = (tasks_api.TaskContext(task_result=result), *args)
         value = task.func(*args, **kwargs)
         if isinstance(value, Coroutine):
             value = celery_task.wait_for(value)
@@ -248,7 +233,9 @@ def _run(celery_task: Any, args: Any, kwargs: Any) -> Any:
     except Exception as error:
         if entry.backoff is None or not celery_task.durable_options.retryable(error):
             raise
-        failed = _changed(result, status=TaskResultStatus.FAILED, errors=_errors(result, error))
+        failed = _changed(
+            result, status=tasks_api.TaskResultStatus.FAILED, errors=_errors(result, error)
+        )
         delay = entry.backoff(error, failed)
         if delay is None:
             live.gives_up = True
@@ -263,7 +250,7 @@ def _json_if_possible(value: Any) -> Any:
     A value that is no JSON is returned as it is, and the run then fails without a retry.
     """
     try:
-        return normalize_json(value)
+        return tasks_api.normalize_json(value)
     except (TypeError, ValueError):
         return value
 
@@ -281,7 +268,7 @@ class DjangoTask(DurableTask):
         """Send ``task_finished`` with status SUCCESSFUL."""
         live = self._live()
         if live is not None:
-            self._finished(live, TaskResultStatus.SUCCESSFUL, _return_value=live.value)
+            self._finished(live, tasks_api.TaskResultStatus.SUCCESSFUL, _return_value=live.value)
 
     def on_failure(
         self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any
@@ -289,7 +276,7 @@ class DjangoTask(DurableTask):
         """Send ``task_finished`` with status FAILED."""
         live = self._live()
         if live is not None:
-            self._finished(live, TaskResultStatus.FAILED, exc)
+            self._finished(live, tasks_api.TaskResultStatus.FAILED, exc)
 
     def _live(self) -> LiveRun | None:
         return process_runs.find(str(self.request.id)) or process_runs.current()
@@ -301,23 +288,14 @@ class DjangoTask(DurableTask):
         if error is not None:
             changes["errors"] = _errors(result, error)
         result = _changed(result, status=status, finished_at=estimated_now(), **changes)
-        task_finished.send_robust(_backend_class(result), task_result=result)
+        tasks_api.task_finished.send_robust(_backend_class(result), task_result=result)
 
 
 # Results.
 
 
-_STATUSES = {
-    Status.BLOCKED: "READY",
-    Status.PENDING: "READY",
-    Status.QUEUED: "READY",
-    Status.RUNNING: "RUNNING",
-    Status.SUCCESS: "SUCCESSFUL",
-    Status.FAILED: "FAILED",
-    Status.CANCELLED: "FAILED",
-    Status.SKIPPED: "FAILED",
-    Status.EXPIRED: "FAILED",
-}
+_STATUSES = {status: "READY" if status in OPEN else "FAILED" for status in Status}
+_STATUSES |= {Status.RUNNING: "RUNNING", Status.SUCCESS: "SUCCESSFUL"}
 """The status of a TaskResult for each status of a task."""
 _WITHOUT_ATTEMPT = "celery.exceptions.TaskRevokedError"
 """The class of the error of a task that ended without a failed attempt, as in DurableResult."""
@@ -333,14 +311,14 @@ def _changed(result: Any, **changes: Any) -> Any:
 
 
 def _backend_class(result: Any) -> type:
-    return type(task_backends[result.backend])
+    return type(tasks_api.task_backends[result.backend])
 
 
 def _errors(result: Any, error: BaseException) -> list[Any]:
     """Return the errors of the result with this one."""
     path = f"{type(error).__module__}.{type(error).__qualname__}"
     text = "".join(traceback.format_exception(error))
-    return [*result.errors, TaskError(exception_class_path=path, traceback=text)]
+    return [*result.errors, tasks_api.TaskError(exception_class_path=path, traceback=text)]
 
 
 def _called(task: Any, options: Mapping[str, Any] | None, run_at: datetime) -> tuple[Any, str]:
@@ -358,25 +336,21 @@ def _called(task: Any, options: Mapping[str, Any] | None, run_at: datetime) -> t
     return task, call.get("backend", task.backend)
 
 
-def _call_of(task: Any, entry: _Entry, alias: str) -> dict[str, Any]:
-    """Return what ``_called`` reads: the options that differ from those of the decorator."""
-    options = {"priority": task.priority, "queue_name": task.queue_name, "backend": alias}
-    call = {name: value for name, value in options.items() if value != getattr(entry.task, name)}
-    if task.run_after is not None:
-        call["run_after"] = True
-    return call
-
-
 def _result_of_run(task: Any, live: LiveRun) -> Any:
     """Return the TaskResult of a run in progress. The log is read from the second attempt on."""
     run = live.run
     called, alias = _called(task, run.options, run.run_at)
     log = _log(run.task_id, before=run.attempt) if run.attempt > 1 else []
-    return TaskResult(
+    enqueued_at = run.queued_at or run.run_at
+    if (
+        run.task_id.version == 7
+    ):  # an id of this package, which has the milliseconds of its creation
+        enqueued_at = datetime.fromtimestamp((run.task_id.int >> 80) / 1_000, tz=UTC)
+    return tasks_api.TaskResult(
         task=called,
         id=str(run.task_id),
-        status=TaskResultStatus.RUNNING,
-        enqueued_at=_created_at(run.task_id) or run.queued_at or run.run_at,
+        status=tasks_api.TaskResultStatus.RUNNING,
+        enqueued_at=enqueued_at,
         started_at=_first_start(log) or run.started_at,
         finished_at=None,
         last_attempted_at=run.started_at,
@@ -386,13 +360,6 @@ def _result_of_run(task: Any, live: LiveRun) -> Any:
         errors=_logged_errors(log),
         worker_ids=[*_workers(log), live.worker],
     )
-
-
-def _created_at(task_id: uuid.UUID) -> datetime | None:
-    """Return the time in an id of this package, a UUIDv7, in milliseconds."""
-    if task_id.version != 7:
-        return None
-    return datetime.fromtimestamp((task_id.int >> 80) / 1_000, tz=estimated_now().tzinfo)
 
 
 def _log(task_id: uuid.UUID, before: int | None = None) -> list[TaskExecutionLog]:
@@ -415,7 +382,7 @@ def _workers(log: Iterable[TaskExecutionLog]) -> list[str]:
 
 def _logged_errors(log: Iterable[TaskExecutionLog]) -> list[Any]:
     return [
-        TaskError(
+        tasks_api.TaskError(
             exception_class_path=_class_path(attempt),
             traceback=attempt.traceback or attempt.error_message,
         )
@@ -446,14 +413,14 @@ def _result_of_row(task: Any, row: TaskRow) -> Any:
     status, errors, workers = Status(row.status), _logged_errors(log), _workers(log)
     if _STATUSES[status] == "FAILED" and not errors:
         text = row.last_error or f"{status}: {row.reason}"
-        errors = [TaskError(exception_class_path=_WITHOUT_ATTEMPT, traceback=text)]
+        errors = [tasks_api.TaskError(exception_class_path=_WITHOUT_ATTEMPT, traceback=text)]
     if status is Status.RUNNING:
         workers.append(str(row.node or ""))
     return _changed(
-        TaskResult(
+        tasks_api.TaskResult(
             task=called,
             id=str(row.pk),
-            status=TaskResultStatus(_STATUSES[status]),
+            status=tasks_api.TaskResultStatus(_STATUSES[status]),
             enqueued_at=row.created_at,
             started_at=_first_start(log) or row.started_at,
             finished_at=row.completed_at,
@@ -520,7 +487,7 @@ class _DurableOptions:
         return _register(task, self._defaults)
 
 
-class DurableTasksBackend(_DurableOptions, BaseTaskBackend):
+class DurableTasksBackend(_DurableOptions, tasks_api.BaseTaskBackend):
     """Stores the calls of `@task` functions as durable tasks, which Celery workers run."""
 
     supports_defer = True
@@ -544,13 +511,17 @@ class DurableTasksBackend(_DurableOptions, BaseTaskBackend):
         }
         if task.queue_name != "default":
             options["queue"] = task.queue_name
-        call = _call_of(task, entry, self.alias)
+        # What ``_called`` reads: the options that differ from those of the decorator.
+        named = {"priority": task.priority, "queue_name": task.queue_name, "backend": self.alias}
+        call = {key: value for key, value in named.items() if value != getattr(entry.task, key)}
+        if task.run_after is not None:
+            call["run_after"] = True
         if call:
             options["headers"] = {_CALL: call}
         new = Call(
             registry.get(task.module_path),
-            tuple(normalize_json(list(args))),
-            cast("dict[str, Any]", normalize_json(dict(kwargs))),
+            tuple(tasks_api.normalize_json(list(args))),
+            cast("dict[str, Any]", tasks_api.normalize_json(dict(kwargs))),
             call_options(CallOptions(), options),
         )
         # In Celery's eager mode the task runs at the COMMIT, and task_enqueued is sent before.
@@ -559,7 +530,7 @@ class DurableTasksBackend(_DurableOptions, BaseTaskBackend):
             row = enqueue.schedule(new)
             result = _result_of_row(entry.task, row)
             if row.pk == task_id:
-                task_enqueued.send(type(self), task_result=result)
+                tasks_api.task_enqueued.send(type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> Any:
@@ -567,10 +538,10 @@ class DurableTasksBackend(_DurableOptions, BaseTaskBackend):
         try:
             pk = uuid.UUID(str(result_id))
         except ValueError:
-            raise TaskResultDoesNotExist(result_id) from None
+            raise tasks_api.TaskResultDoesNotExist(result_id) from None
         row = TaskRow.objects.using(conf.settings().DATABASE).filter(pk=pk).first()
         if row is None or (row.name not in _entries and not load_task(row.name)):
-            raise TaskResultDoesNotExist(result_id)
+            raise tasks_api.TaskResultDoesNotExist(result_id)
         return _result_of_row(_entries[row.name].task, row)
 
 
@@ -581,11 +552,11 @@ def _aware(run_after: datetime | None) -> datetime | None:
     return run_after.astimezone()
 
 
-class DummyBackend(_DurableOptions, DjangoDummyBackend):
+class DummyBackend(_DurableOptions, tasks_api.DjangoDummyBackend):
     """Django's DummyBackend with the options of durable tasks, for tests. It runs nothing."""
 
 
-class ImmediateBackend(_DurableOptions, DjangoImmediateBackend):
+class ImmediateBackend(_DurableOptions, tasks_api.DjangoImmediateBackend):
     """Django's ImmediateBackend with the options of durable tasks, for tests.
 
     It calls the function once, in ``enqueue()``, also if ``run_after`` is in the future.

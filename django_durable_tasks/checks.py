@@ -15,18 +15,13 @@ from string import Formatter
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.db import DEFAULT_DB_ALIAS, NotSupportedError, connections, router, transaction
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery import inspect
-from django_durable_tasks.celery.routing import (
-    api_queue_patterns,
-    configured_queues,
-    unreachable_beat_entries,
-    user_of,
-)
+from django_durable_tasks.celery import inspect, routing
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.conf import TENANT, InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
@@ -396,7 +391,7 @@ _NEEDED_APPS = {
 @_check()
 def check_settings(**_: Any) -> Iterator[CheckMessage]:
     """Check settings.DURABLE_TASKS and USE_TZ."""
-    if not conf.uses_time_zones():
+    if not django_settings.USE_TZ:
         yield FINDINGS["W020"]()
     try:
         settings = conf.settings()
@@ -482,47 +477,13 @@ def check_tasks(**_: Any) -> Iterator[CheckMessage]:
     if atomic and on_sqlite():
         yield FINDINGS["W011"](names=listed(atomic))
     yield from retry_queue_findings(settings.HTTP_RETRY_QUEUE)
-    yield from _weights()
-    yield from _secret_keys()
-
-
-def retry_queue_findings(queue: str | None) -> Iterator[CheckMessage]:
-    """Report a HTTP_RETRY_QUEUE that Celery's configuration does not have."""
-    if queue is None:
-        return
-    try:
-        ports.queue_of(HTTP_CALLBACK_TASK, queue)
-    except DurableTasksError as error:
-        yield FINDINGS["E021"](reason=error)
-
-
-def _secret_keys() -> Iterator[CheckMessage]:
-    """Report templates of keys with an argument that SECRET_NAMES names, at any depth."""
-    names = conf.settings().SECRET_NAMES
-    for name in sorted(registry.names()):
-        options, parameters = registry.get(name).options, registry.get(name).positional_parameters
-        templates = {options.unique, limits.key_of(options.rate_limit, options.max_concurrency)}
-        for template in sorted(key for key in templates if isinstance(key, str)):
-            automatic = 0
-            for _, field, _, _ in Formatter().parse(template):
-                if field is None:
-                    continue
-                first, *members = re.findall(r"[^.\[\]]+", field) or [""]
-                if not first:
-                    first, automatic = str(automatic), automatic + 1
-                if first.isdecimal():
-                    last = min(int(first), len(parameters) - 1)
-                    first = parameters[last] if parameters else first
-                if any(masked({member: ""}, names)[member] for member in (first, *members)):
-                    yield FINDINGS["W023"](name=name, field=field, template=template)
-
-
-def _weights() -> Iterator[CheckMessage]:
     try:
         coded = config.coded()
     except InvalidSetting:
-        return  # reported as E001
-    for task in registered_options():
+        weighed = []  # reported as E001
+    else:
+        weighed = registered_options()
+    for task in weighed:
         per_key = limits.per_key_of(task.rate_limit, task.max_concurrency)
         scopes = [limits.GLOBAL, limits.scope_of_task(task.name)]
         with suppress(DurableTasksError):  # without a queue in Celery's routing, the call fails
@@ -535,6 +496,34 @@ def _weights() -> Iterator[CheckMessage]:
                 yield FINDINGS["W013"](
                     name=task.name, weight=task.weight, scope=scope, most=allowed.heaviest
                 )
+    # Templates of keys with an argument that SECRET_NAMES names, at any depth.
+    for name in sorted(registry.names()):
+        options, parameters = registry.get(name).options, registry.get(name).positional_parameters
+        templates = {options.unique, limits.key_of(options.rate_limit, options.max_concurrency)}
+        for template in sorted(key for key in templates if isinstance(key, str)):
+            automatic = 0
+            for _literal, field, _spec, _conversion in Formatter().parse(template):
+                if field is None:
+                    continue
+                first, *members = re.findall(r"[^.\[\]]+", field) or [""]
+                if not first:
+                    first, automatic = str(automatic), automatic + 1
+                if first.isdecimal():
+                    last = min(int(first), len(parameters) - 1)
+                    first = parameters[last] if parameters else first
+                secret_names = settings.SECRET_NAMES
+                if any(masked({part: ""}, secret_names)[part] for part in (first, *members)):
+                    yield FINDINGS["W023"](name=name, field=field, template=template)
+
+
+def retry_queue_findings(queue: str | None) -> Iterator[CheckMessage]:
+    """Report a HTTP_RETRY_QUEUE that Celery's configuration does not have."""
+    if queue is None:
+        return
+    try:
+        ports.queue_of(HTTP_CALLBACK_TASK, queue)
+    except DurableTasksError as error:
+        yield FINDINGS["E021"](reason=error)
 
 
 @_check()
@@ -545,7 +534,7 @@ def check_schedules(**_: Any) -> Iterator[CheckMessage]:
     kinds = (
         ("E014", "reason", sync.declarations()[1]),
         ("W012", "function", stray_schedules()),
-        ("W015", "reason", unreachable_beat_entries()),
+        ("W015", "reason", routing.unreachable_beat_entries()),
     )
     for kind, fact, facts in kinds:
         for name, value in facts.items():
@@ -629,12 +618,16 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
     if settings is None or not settings.QUEUE_ALLOW:
         return
     # Any slug does: the same stands for the tenant in both settings.
-    configured, patterns = configured_queues(), api_queue_patterns(_SLUG)
+    configured, patterns = routing.configured_queues(), routing.api_queue_patterns(_SLUG)
     for entry in settings.QUEUE_ALLOW:
         name = entry.removeprefix("exchange:")
         form = re.compile(re.escape(name).replace(re.escape(TENANT), "[-a-zA-Z0-9_]+"))
         users = [used for queue, used in configured.items() if form.fullmatch(queue)]
-        user = users[0] if users else user_of(name.replace(TENANT, _SLUG), configured, patterns)
+        user = (
+            users[0]
+            if users
+            else routing.user_of(name.replace(TENANT, _SLUG), configured, patterns)
+        )
         if user is not None:
             yield FINDINGS["W019"](entry=entry, user=user)
 
@@ -674,7 +667,23 @@ def check_database(databases: Iterable[str] | None = None, **_: Any) -> Iterator
     if product not in OLDEST or version < OLDEST[product]:
         yield FINDINGS["E012"](found=f"{product} {'.'.join(map(str, version))}")
         return
-    yield from _inexact_columns(connection)
+    # Columns with another collation than their field has: of tables that were converted, or created
+    # by an older release.
+    find_columns, rows = text("inexact_columns", connection.vendor), list[Any]()
+    exact, collation = exact_columns(), exact_collation(connection)
+    if find_columns is not None:
+        with connection.cursor() as cursor:
+            cursor.execute(find_columns, {"exact": collation})
+            rows = [row for row in cursor.fetchall() if row[1] in exact.get(row[0], ())]
+    if rows:
+        remedy = "change them to the default collation of the database"
+        if collation is not None:
+            remedy = " ".join(
+                f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation};"
+                for table in dict.fromkeys(table for table, _, _ in rows)
+            )
+        names = listed([f"{table}.{column} ({name})" for table, column, name in rows])
+        yield FINDINGS["E022"](columns=names, remedy=remedy)
     if connection.vendor in _SHOW_ENCODING:
         with connection.cursor() as cursor:
             cursor.execute(_SHOW_ENCODING[connection.vendor])
@@ -728,29 +737,3 @@ def exact_columns() -> dict[str, set[str]]:
             if type(field) is ExactCharField:
                 columns.setdefault(model._meta.db_table, set()).add(str(field.column))
     return columns
-
-
-def _inexact_columns(connection: Any) -> Iterator[CheckMessage]:
-    """Find columns with another collation than their field has: of tables that were converted, or
-    created by an older release.
-    """
-    sql = text("inexact_columns", connection.vendor)
-    if sql is None:
-        return
-    exact, collation = exact_columns(), exact_collation(connection)
-    with connection.cursor() as cursor:
-        cursor.execute(sql, {"exact": collation})
-        rows = [row for row in cursor.fetchall() if row[1] in exact.get(row[0], ())]
-    if not rows:
-        return
-    tables = dict.fromkeys(table for table, _, _ in rows)
-    remedy = "change them to the default collation of the database"
-    if collation is not None:
-        remedy = " ".join(
-            f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {collation};"
-            for table in tables
-        )
-    yield FINDINGS["E022"](
-        columns=listed([f"{table}.{column} ({name})" for table, column, name in rows]),
-        remedy=remedy,
-    )

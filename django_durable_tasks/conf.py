@@ -25,6 +25,11 @@ from django_durable_tasks.did_you_mean import did_you_mean
 class InvalidSetting(ImproperlyConfigured):
     """A key or value in settings.DURABLE_TASKS cannot be used."""
 
+    @classmethod
+    def of(cls, key: str, value: object, remedy: str) -> InvalidSetting:
+        """Return the error for a key, its value and what to write instead."""
+        return cls(f"DURABLE_TASKS[{key!r}] is {value!r}: {remedy}")
+
 
 _SHORTEST_KEY = 32
 _ENDLESS = 100 * 31_557_600  # the longest duration that every database can add to its current time
@@ -37,18 +42,14 @@ def checked_seconds(key: str, value: object) -> float | None:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ENDLESS:
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{key!r}] is {value!r}: give seconds > 0 or a timedelta."
-        )
+        raise InvalidSetting.of(key, value, "give seconds > 0 or a timedelta.")
     return float(value)
 
 
 def check_count(key: str, value: object) -> None:
     """Check that a setting is a whole number of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{key!r}] is {value!r}: give a whole number of 0 or more."
-        )
+        raise InvalidSetting.of(key, value, "give a whole number of 0 or more.")
 
 
 def check_ports(key: str, value: object) -> None:
@@ -56,7 +57,7 @@ def check_ports(key: str, value: object) -> None:
     if not isinstance(value, list | tuple) or not all(
         type(port) is int and 0 < port < 65_536 for port in value
     ):
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of ports.")
+        raise InvalidSetting.of(key, value, "give a list of ports.")
 
 
 def check_signing_keys(key: str, value: object) -> None:
@@ -90,7 +91,7 @@ def check_list_of_names(key: str, value: object, of: str = "names") -> None:
         or isinstance(value, str | bytes | Mapping)
         or not all(isinstance(name, str) for name in value)
     ):
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a list of {of}.")
+        raise InvalidSetting.of(key, value, f"give a list of {of}.")
 
 
 _SLUG = "a-zA-Z0-9_-"
@@ -154,16 +155,15 @@ def check_redis_url(key: str, value: object) -> None:
 def check_region(key: str, value: object) -> None:
     """Check that a setting is a short name."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{0,50}", value):
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{key!r}] is {value!r}: give up to 50 letters, digits, dots, hyphens"
-            " or underscores."
+        raise InvalidSetting.of(
+            key, value, "give up to 50 letters, digits, dots, hyphens or underscores."
         )
 
 
 def check_mapping(key: str, value: object, of: str) -> None:
     """Check that a setting is a mapping. ``of``: what it maps, for the error."""
     if not isinstance(value, Mapping):
-        raise InvalidSetting(f"DURABLE_TASKS[{key!r}] is {value!r}: give a mapping of {of}.")
+        raise InvalidSetting.of(key, value, f"give a mapping of {of}.")
 
 
 def check_schedules(key: str, value: object) -> None:
@@ -181,9 +181,8 @@ def check_batch_size(key: str, value: int) -> None:
     """Check that statements of this many rows make progress."""
     check_count(key, value)
     if not value:
-        raise InvalidSetting(
-            f"DURABLE_TASKS[{key!r}] is 0: nothing would ever be dispatched; give 1 or more."
-        )
+        remedy = "nothing would ever be dispatched; give 1 or more."
+        raise InvalidSetting.of(key, value, remedy)
 
 
 def check_payload(key: str, value: int) -> None:
@@ -636,11 +635,6 @@ def time_zone() -> str:
 def celery_time_zone() -> object:
     """Return CELERY_TIMEZONE, also in a process that has not created the project's Celery app."""
     return getattr(django_settings, "CELERY_TIMEZONE", None)
-
-
-def uses_time_zones() -> bool:
-    """Return whether Django stores aware datetimes (USE_TZ)."""
-    return bool(django_settings.USE_TZ)
 
 
 def _forget(*, setting: str, **_: object) -> None:

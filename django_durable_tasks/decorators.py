@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from celery import shared_task
@@ -182,13 +183,7 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
     max_concurrency, rate_limit, weight, batch (how many tasks start together at most), bind. Raises
     InvalidOption at import, with option, value and remedy.
     """
-    if function is not None:
-        return _decorate(function, options)
-
-    def decorate(body: Callable[..., Any]) -> Any:
-        return _decorate(body, options)
-
-    return decorate
+    return partial(_decorate, kwargs=options) if function is None else _decorate(function, options)
 
 
 def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> DurableFunction[..., Any]:
@@ -212,8 +207,13 @@ def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Durabl
     defaults = {} if is_ours else checked_defaults(conf.settings().TASK_DEFAULTS or {})
     options = task_options(name, ours, {**defaults, **endings.implied_retries(kwargs)})
     signature = signature_of(function, bound=bool(kwargs.get("bind")))
-    if base.has_schedule_method:
-        _check_parameters(function, signature)
+    # A parameter that ``.schedule(run_at=...)`` could not pass.
+    run_at = signature.parameters.get("run_at") if base.has_schedule_method else None
+    if run_at is not None and run_at.kind in (run_at.POSITIONAL_OR_KEYWORD, run_at.KEYWORD_ONLY):
+        raise InvalidOption(
+            f"{function.__qualname__}(run_at): a durable task cannot have this parameter, because "
+            ".schedule(run_at=...) names the earliest start of the task. Rename the parameter."
+        )
     registry.add(Registered(options, signature, function))
     # The result is stored in the row; a result backend would store it a second time.
     celery_options = {"ignore_result": True} | {
@@ -228,9 +228,7 @@ def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Durabl
             soft_time_limit=options.soft_timeout,
             **celery_options,
         )(function)
-    _built[id(task)] = task, options.name
-    for schedule, timing in _below.pop(id(function), (function, ()))[1]:
-        registry.declare(Declaration(schedule, options.name, timing, CODE), function)
+    adopt(task, function, options.name)
     return cast("DurableFunction[..., Any]", task)
 
 
@@ -242,14 +240,13 @@ def _warnings_of_caller() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         yield
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != "contextlib" and not module.startswith("django_durable_tasks."):
+            break
         frame, level = frame.f_back, level + 1
     for warning in caught:
         warnings.warn(warning.message, warning.category, stacklevel=level)
-
-
-def _is_between(module: str) -> bool:
-    return module == "contextlib" or module.startswith("django_durable_tasks.")
 
 
 def _check_function(function: Any) -> None:
@@ -271,19 +268,6 @@ def _check_function(function: Any) -> None:
         raise InvalidOption(
             f"{name} is a generator: a call would run nothing of it. Return a list, or call the"
             " generator in a plain function."
-        )
-
-
-def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:
-    """Raise InvalidOption for a parameter that ``.schedule(run_at=...)`` could not pass."""
-    parameter = signature.parameters.get("run_at")
-    if parameter is not None and parameter.kind in (
-        parameter.POSITIONAL_OR_KEYWORD,
-        parameter.KEYWORD_ONLY,
-    ):
-        raise InvalidOption(
-            f"{function.__qualname__}(run_at): a durable task cannot have this parameter, because "
-            ".schedule(run_at=...) names the earliest start of the task. Rename the parameter."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import importlib
 import json
@@ -22,7 +21,6 @@ from django_durable_tasks.exceptions import (
     DecryptionFailed,
     EncryptionKeyMissing,
     InvalidArguments,
-    InvalidOption,
 )
 
 # AES-256-GCM encryption of JSON values, bound to their place in the database.
@@ -104,10 +102,11 @@ class Keyring:
         cipher = self._keys.get(value.key_id)
         if cipher is None:
             raise missing(value.key_id, place)
+        invalid_tag = importlib.import_module("cryptography.exceptions").InvalidTag
         try:
             data = base64.b64decode(str(value.envelope["data"]), validate=True)
             plain = cipher.decrypt(data[:_NONCE], data[_NONCE:], place.associated_data())
-        except (_invalid_tag(), ValueError, binascii.Error):
+        except (invalid_tag, ValueError):
             raise DecryptionFailed(
                 f"{place.column} of {place.table} {place.row} cannot be decrypted with key"
                 f" {value.key_id!r}: the value was changed or copied from another row, or another"
@@ -137,40 +136,15 @@ def stored_value(value: Any) -> EncryptedValue | None:
     return None
 
 
-def read_keys(entries: Sequence[str]) -> dict[str, bytes]:
-    """Return the keys of ``ID:BASE64`` entries in their order. Raises InvalidOption."""
-    keys: dict[str, bytes] = {}
-    for entry in entries:
-        key_id, _colon, text = entry.partition(":")
-        try:
-            key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
-        except (ValueError, binascii.Error):
-            key = b""
-        if not _ID.fullmatch(key_id) or len(key) != _KEY_BYTES or key_id in keys:
-            # The entry is left out of the text, because it is secret.
-            raise InvalidOption(
-                f"DURABLE_TASKS['ENCRYPTION_KEYS']: entry {len(keys) + 1} is not ID:KEY with a new"
-                f" id of 1 to 40 letters, digits, '.', '_' or '-', and a key of {_KEY_BYTES} bytes"
-                " in Base64."
-            )
-        keys[key_id] = key
-    return keys
-
-
 @functools.cache
 def _aead() -> Any:
     try:
         return importlib.import_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM
     except ImportError as error:
-        raise InvalidOption(
+        raise InvalidSetting(
             "DURABLE_TASKS['ENCRYPTION_KEYS'] needs the package cryptography: pip install"
             " 'django-durable-tasks[encryption]'."
         ) from error
-
-
-@functools.cache
-def _invalid_tag() -> Any:
-    return importlib.import_module("cryptography.exceptions").InvalidTag
 
 
 # Nothing is encrypted while ENCRYPTION_KEYS is empty.
@@ -216,10 +190,22 @@ class CurrentKeyring:
                     f" {error}"
                 ) from error
             entries = list(function())
-        try:
-            self._ring = Keyring(read_keys(entries)) if entries else None
-        except InvalidOption as invalid:
-            raise InvalidSetting(str(invalid)) from None
+        keys: dict[str, bytes] = {}
+        for entry in entries:
+            key_id, _colon, text = entry.partition(":")
+            try:
+                key = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+            except ValueError:
+                key = b""
+            if not _ID.fullmatch(key_id) or len(key) != _KEY_BYTES or key_id in keys:
+                # The entry is left out of the text, because it is secret.
+                raise InvalidSetting(
+                    f"DURABLE_TASKS['ENCRYPTION_KEYS']: entry {len(keys) + 1} is not ID:KEY with a"
+                    " new id of 1 to 40 letters, digits, '.', '_' or '-', and a key of"
+                    f" {_KEY_BYTES} bytes in Base64."
+                )
+            keys[key_id] = key
+        self._ring = Keyring(keys) if keys else None
         self._settings, self._read_at = settings, time.monotonic()
 
 

@@ -13,7 +13,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -429,25 +429,28 @@ def crash(task: Any, /, *args: Any, at: str = "after_body", **kwargs: Any) -> Ta
         running = _tasks().filter(pk=row.pk, epoch=run.epoch)
         try:
             if at == "after_body":
-                _call_function(run, lease)
+                with _run_of_killed(run, lease, eager=True) as (function, live):
+                    before = _hooks()
+                    if function.durable_options.atomic:
+                        with transaction.atomic(using=conf.settings().DATABASE):
+                            gate.call_function(function, live)
+                            transaction.set_rollback(True, using=conf.settings().DATABASE)
+                    else:
+                        gate.call_function(function, live)
+                        _run_hooks(before)
             elif at == "after_step":
-                _call_until_step(run, lease)
+                # Not eager: the savepoint of an eager function would undo what a killed one wrote.
+                with _run_of_killed(run, lease, eager=False) as (function, live):
+                    live.position = _LastPosition(live)
+                    with suppress(_Killed):
+                        gate.call_function(function, live, dedicated.open_blocks())
+                        raise AssertionError(
+                            f"{row.name} has ended without a step that was not recorded before."
+                        )
         finally:
             attempts.end_runs(running, lambda _: lost, worker=place.worker)
         row.refresh_from_db()
     return row
-
-
-def _call_function(run: Any, lease: float) -> None:
-    with _run_of_killed(run, lease, eager=True) as (task, live):
-        before = _hooks()
-        if not task.durable_options.atomic:
-            gate.call_function(task, live)
-            _run_hooks(before)
-            return
-        with transaction.atomic(using=conf.settings().DATABASE):
-            gate.call_function(task, live)
-            transaction.set_rollback(True, using=conf.settings().DATABASE)
 
 
 class _Killed(BaseException):
@@ -459,17 +462,6 @@ class _LastPosition(Position):
 
     def _confirm(self, steps: dict[str, dict[str, Any]], progress: str | None) -> None:
         raise _Killed
-
-
-def _call_until_step(run: Any, lease: float) -> None:
-    # Not eager: the savepoint of an eager function would undo what a killed one has written.
-    with _run_of_killed(run, lease, eager=False) as (task, live):
-        live.position = _LastPosition(live)
-        try:
-            gate.call_function(task, live, dedicated.open_blocks())
-        except _Killed:
-            return
-    raise AssertionError(f"{task.name} has ended without a step that was not recorded before.")
 
 
 @contextmanager

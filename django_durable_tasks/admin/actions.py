@@ -27,7 +27,7 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_durable_tasks.admin import dependencies_cell, display
+from django_durable_tasks.admin import display
 from django_durable_tasks.admin.display import page_of
 from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone, refuse
 from django_durable_tasks.bounded_count import BoundedCount
@@ -94,15 +94,10 @@ def form_fields(arguments: Sequence[Argument]) -> dict[str, forms.Field]:
     return {argument.name: _MAKERS[argument.kind](argument) for argument in arguments}
 
 
-def form_class(
-    operation: Operation, arguments: Sequence[Argument] | None = None
-) -> type[OperationForm]:
-    """Return the form with these arguments of an operation, or all, and with the reason as the last
-    field.
-    """
-    offered = operation.fields if arguments is None else arguments
-    fields = {**form_fields(offered), "reason": reason_field(operation)}
-    attributes = {"operation": operation, "arguments": tuple(offered)}
+def form_class(operation: Operation, arguments: Sequence[Argument]) -> type[OperationForm]:
+    """Return the form with these arguments of an operation and, as the last field, the reason."""
+    fields = {**form_fields(arguments), "reason": reason_field(operation)}
+    attributes = {"operation": operation, "arguments": tuple(arguments)}
     return type("OperationForm", (OperationForm,), {**attributes, **fields})
 
 
@@ -151,20 +146,20 @@ CONFIRMED, ROWS, FROM_PAGE = "durable_confirmed", "durable_rows", "durable_from_
 _SALT = "django_durable_tasks.admin.actions"
 
 
-def action_of(operation: Operation, name: str = "") -> Callable[..., HttpResponse | None]:
+def action_of(operation: Operation) -> Callable[..., HttpResponse | None]:
     """Return the admin action of an operation, for the ``actions`` of a ModelAdmin."""
 
     def action(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
         return run(model_admin, request, rows, operation)
 
-    return labelled(action, operation, name)
+    return labelled(action, operation)
 
 
 def labelled(
-    action: Callable[..., HttpResponse | None], operation: Operation, name: str = ""
+    action: Callable[..., HttpResponse | None], operation: Operation
 ) -> Callable[..., HttpResponse | None]:
     """Give an admin action the name, the title and the operation, whose permission it needs."""
-    action.__name__ = name or operation.name
+    action.__name__ = operation.name
     action.short_description = format_lazy("{}…", operation.title)  # type: ignore[attr-defined]
     action.operation = operation  # type: ignore[attr-defined]
     return action
@@ -407,36 +402,6 @@ def permitted(
     return operation
 
 
-def page_of_row(
-    model_admin: Any, request: HttpRequest, operation: Operation, row: Any, title: str
-) -> OperationPage:
-    """Return the page of an operation on one row, in the mode of the query string."""
-    mode = next(
-        (mode for mode in operation.modes if mode.name == request.GET.get("mode")),
-        next(iter(operation.modes), None),
-    )
-    rows = model_admin.model._default_manager.using(row._state.db).filter(pk=row.pk)
-    return OperationPage(
-        operation=operation,
-        subject=rows if operation.target.is_queryset else row,
-        title=f"{operation.title}: {title}",
-        back=page_of(model_admin.opts.model_name, row.pk),
-        of=model_admin,
-        keys=[row.pk],
-        help=mode.help if mode else operation.help,
-        values={"mode": mode.name} if mode else {},
-        address=f"{request.path}?mode={mode.name}" if mode else request.path,
-        tabs=[
-            {
-                "title": each_mode.title,
-                "address": f"{request.path}?mode={each_mode.name}",
-                "here": each_mode is mode,
-            }
-            for each_mode in operation.modes
-        ],
-    )
-
-
 def respond(model_admin: Any, request: HttpRequest, page: OperationPage) -> HttpResponse:
     """Show the form of the operation, or what it would change, and perform it when that is
     confirmed.
@@ -549,7 +514,7 @@ def changes(report: GraphReport) -> dict[str, Any]:
     """Return the context of a report: its totals, and the first SHOWN changes."""
     changed = {change.task_id for change in report.changes}
     stopping = [key for key in report.stop_requested if key not in changed]
-    tasks = dependencies_cell.named(stopping[:SHOWN])
+    tasks = display.named_tasks(stopping[:SHOWN])
     moves = [
         (
             change.task_id,
@@ -561,7 +526,7 @@ def changes(report: GraphReport) -> dict[str, Any]:
         for change in report.changes
     ]
     for key in stopping:
-        title = dependencies_cell.title(tasks[key]) if key in tasks else display.short(key)
+        title = display.task_title(tasks[key]) if key in tasks else display.short(key)
         moves.append((key, title, "", "RUNNING", ""))
     reasons = {change.task_id: display.clean(change.reason) for change in report.changes[:SHOWN]}
     sums = Counter((before, after) for *_task, before, after in moves)

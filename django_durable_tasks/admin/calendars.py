@@ -85,17 +85,6 @@ class MergedDates:
     changed: tuple[SpecialDay, ...]
 
 
-def taken_in(present: Sequence[SpecialDay], imported: Sequence[SpecialDay]) -> MergedDates:
-    """Return the known dates merged with the others, which replace those of the same day."""
-    by_day = {special.day: special for special in present}
-    added = tuple(special for special in imported if special.day not in by_day)
-    changed = tuple(
-        special for special in imported if special.day in by_day and by_day[special.day] != special
-    )
-    by_day |= {special.day: special for special in imported}
-    return MergedDates(tuple(by_day[day] for day in sorted(by_day)), added, changed)
-
-
 # The table of a year ------------------------------------------------------------------------------
 
 
@@ -260,32 +249,32 @@ class CalendarForm(NamedRowForm):
             self.add_error("country", "Give a country or a file.")
             return None
         try:
-            imported = (
-                self._from_file()
-                if source == "file"
-                else from_holidays(
-                    cleaned["country"].strip().upper(),
-                    cleaned["subdivision"].strip() or None,
-                    self._years(),
-                )
-            )
+            if source == "file":
+                try:
+                    text = cleaned["file"].read(4 * MOST_CHARACTERS + 1).decode()
+                except UnicodeDecodeError as error:
+                    text = f"The file is not in UTF-8: byte {error.start} cannot be read."
+                    raise InvalidCalendar(text) from error
+                imported = from_ics(text, self._years())
+            else:
+                country = cleaned["country"].strip().upper()
+                subdivision = cleaned["subdivision"].strip() or None
+                imported = from_holidays(country, subdivision, self._years())
         except InvalidCalendar as refused:
             self.add_error("first_year" if refused.option == "years" else source, str(refused))
             return None
-        return taken_in(cleaned["days"], imported)
+        # The imported dates replace those of the same day.
+        by_day = {special.day: special for special in cleaned["days"]}
+        differing = [special for special in imported if by_day.get(special.day) != special]
+        added = tuple(special for special in differing if special.day not in by_day)
+        changed = tuple(special for special in differing if special.day in by_day)
+        by_day |= {special.day: special for special in imported}
+        return MergedDates(tuple(by_day[day] for day in sorted(by_day)), added, changed)
 
     def _years(self) -> range:
         first, last = self.cleaned_data.get("first_year"), self.cleaned_data.get("last_year")
         this_year = display.today().year
         return range(first or this_year, (last or first or this_year) + 1)
-
-    def _from_file(self) -> Sequence[SpecialDay]:
-        try:
-            text = self.cleaned_data["file"].read(4 * MOST_CHARACTERS + 1).decode()
-        except UnicodeDecodeError as error:
-            text = f"The file is not in UTF-8: byte {error.start} cannot be read."
-            raise InvalidCalendar(text) from error
-        return from_ics(text, self._years())
 
     def source(self) -> str:
         """Return the sources of imported dates, added to those that the field already lists."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -19,12 +20,15 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.audit import masked_arguments
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.masking import masked, masked_positional, masked_text
+from django_durable_tasks.masking import masked, masked_text
+from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import EncryptedJSONField
 from django_durable_tasks.tasks.explanations import ago
 
@@ -152,6 +156,29 @@ def short(key: Any) -> str:
     return str(key)[-8:]
 
 
+def named_tasks(keys: Iterable[uuid.UUID | None]) -> dict[uuid.UUID, Task]:
+    """Return these tasks with only their names and statuses; one statement, none if there are no
+    keys.
+    """
+    tasks = Task.objects.using(conf.settings().DATABASE).only("name", "step", "status", "tenant_id")
+    by_key: dict[uuid.UUID, Task] = tasks.in_bulk({key for key in keys if key is not None})
+    return by_key
+
+
+def task_title(task: Task) -> str:
+    """Return the name of a task in its workflow: its step, otherwise the task name."""
+    return task.step or task.name
+
+
+def task_link(key: uuid.UUID, tasks: Mapping[uuid.UUID, Task]) -> SafeString:
+    """Link a task by its step or name, with its status; a deleted one is shown by its id."""
+    task = tasks.get(key)
+    if task is None:
+        return format_html("{} {}", short(key), badge("gone", _("deleted")))
+    link_html = row_link("task", key, task_title(task))
+    return format_html("{} {}", link_html, badge(task.status, task.status))
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration as text; exact below two minutes."""
     if seconds is None:
@@ -221,28 +248,18 @@ def arguments_block(name: str, called_with: Any) -> SafeString | str:
 
     They are masked by the names of their parameters unless the user may read them.
     """
-    names = conf.settings().SECRET_NAMES
     try:
         args, kwargs = called_with.args, called_with.kwargs
     except EncryptionError as error:
         return block(str(error))
     if not called_with.read_plain:
-        args = masked_positional(args, parameters_of(name), names)
-        kwargs = masked(kwargs, names)
+        if registry.find(name) is None:
+            celery_inspect.load_tasks()
+        args, kwargs = masked_arguments(name, args, kwargs).values()
     lines = [pretty(value) for value in args] + [
         f"{name}={pretty(value)}" for name, value in kwargs.items()
     ]
     return block(",\n".join(lines)) if lines else NOTHING
-
-
-def parameters_of(name: str) -> list[str] | None:
-    """Return the names of the positional parameters of a durable task; None if it is not registered
-    in this process.
-    """
-    if registry.find(name) is None:
-        celery_inspect.load_tasks()
-    registered = registry.find(name)
-    return None if registered is None else registered.positional_parameters
 
 
 # Columns ------------------------------------------------------------------------------------------

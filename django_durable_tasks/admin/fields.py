@@ -235,11 +235,27 @@ class EditForm(forms.Form):
                 " Open it again.",
             )
         elif version != self.version and (changed := self._changed(row, values)):
+            opened_at = datetime.fromisoformat(at)
+            # Without USE_TZ the history of Django has wall times of the project.
+            if not settings.USE_TZ:
+                opened_at = timezone.make_naive(opened_at, timezone.get_default_timezone())
+            entries = LogEntry.objects.filter(
+                content_type=ContentType.objects.get_for_model(type(row)),
+                object_id=str(row.pk),
+                action_time__gte=opened_at,
+            )
+            authors = [
+                f"by {entry.user.get_username()} at {instant(entry.action_time)}"
+                f" ({entry.get_change_message()})"
+                for entry in entries.select_related("user").order_by("-action_time")[:_ENTRIES]
+            ]
+            by = "; ".join(authors) or "outside the admin: by code, settings or the command line"
+            refusal = f"Nothing was saved: this was changed after you opened the page, {by}."
             advice = (
                 "Fields that you did not change show the present values now. Check them and save"
                 " again."
             )
-            self.add_error(None, [_authors(row, datetime.fromisoformat(at)), *changed, advice])
+            self.add_error(None, [refusal, *changed, advice])
 
     def _changed(self, row: Model, before: dict[str, Any]) -> list[str]:
         """Return a sentence for each field that changed, and show the new value in fields that this
@@ -344,24 +360,3 @@ def _quoted(value: Any) -> str:
         return "empty"
     text = " ".join((", ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
     return f"“{text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}”"
-
-
-def _authors(row: Model, since: datetime) -> str:
-    """Return who changed the row in the admin since this instant; otherwise that it was changed
-    outside of the admin.
-    """
-    kind = ContentType.objects.get_for_model(type(row), for_concrete_model=True)
-    # Without USE_TZ this table of Django has wall times of the project.
-    opened_at = (
-        since if settings.USE_TZ else timezone.make_naive(since, timezone.get_default_timezone())
-    )
-    entries = LogEntry.objects.filter(
-        content_type=kind, object_id=str(row.pk), action_time__gte=opened_at
-    )
-    authors = [
-        f"by {entry.user.get_username()} at {instant(entry.action_time)}"
-        f" ({entry.get_change_message()})"
-        for entry in entries.select_related("user").order_by("-action_time")[:_ENTRIES]
-    ]
-    by = "; ".join(authors) or "outside the admin: by code, settings or the command line"
-    return f"Nothing was saved: this was changed after you opened the page, {by}."

@@ -361,11 +361,9 @@ class ActorFilter(_RecentValues):
     model = AuditEntry
 
 
-class RunConditionFilter(ChoiceFilter):
+class RunConditionFilter(ConditionFilter):
     """Filter by conditions that are not statuses."""
 
-    title = _("condition")
-    parameter_name = "condition"
     conditions: ClassVar = {
         "open": (_("not ended"), lambda runs: runs.open()),
         "late": (
@@ -381,11 +379,9 @@ class RunConditionFilter(ChoiceFilter):
     }
 
 
-class ScheduleConditionFilter(ChoiceFilter):
+class ScheduleConditionFilter(ConditionFilter):
     """Filter by conditions that are not statuses."""
 
-    title = _("condition")
-    parameter_name = "condition"
     conditions: ClassVar = {
         "late": (
             _("late"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import actions, dependencies_cell, display, filters
+from django_durable_tasks.admin import actions, display, filters
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.choices import REPLAYABLE, DependencyType, Gate, Status
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
@@ -42,22 +41,19 @@ _TYPES = {"svg": "image/svg+xml", "json": "application/json"}
 _ENDINGS = {"text": "txt", "mermaid": "mmd", "svg": "svg", "json": "json"}
 
 
-def linked(diagram: Diagram) -> Diagram:
-    """Return the diagram with a link from each node to the page of its task."""
-    nodes = tuple(replace(node, href=display.page_of("task", node.id)) for node in diagram.nodes)
-    return replace(diagram, nodes=nodes)
-
-
 def draws_diagrams() -> bool:
     """Return whether the optional app that draws diagrams is installed."""
     return "html" in FORMATS
 
 
 def inline_diagram(diagram: Diagram) -> SafeString:
-    """Return the drawing for a page, in which all foreign text is escaped already; empty if the
-    optional app is not installed.
+    """Return the drawing for a page, in which the nodes link to the pages of their tasks and all
+    foreign text is escaped already; empty if the optional app is not installed.
     """
-    return mark_safe(draw(linked(diagram), "html") if draws_diagrams() else "")  # noqa: S308
+    if not draws_diagrams():
+        return SafeString()
+    nodes = tuple(replace(node, href=display.page_of("task", node.id)) for node in diagram.nodes)
+    return mark_safe(draw(replace(diagram, nodes=nodes), "html"))  # noqa: S308
 
 
 def may_view_tasks(request: HttpRequest) -> bool:
@@ -85,7 +81,7 @@ def diagram_view(
     kind = next((kind for kind, used in _ENDINGS.items() if used == ending), "")
     if row is None or kind not in FORMATS:
         raise Http404("There is no such diagram.")
-    diagram = diagram_of_run(row) if isinstance(row, WorkflowRun) else diagram_around(row)
+    diagram = diagrams.of_run(row) if isinstance(row, WorkflowRun) else diagrams.around(row, NEAR)
     name = f"{row._meta.model_name}-{row.pk}.{ending}"
     return HttpResponse(
         draw(diagram, kind),
@@ -95,16 +91,6 @@ def diagram_view(
             "X-Content-Type-Options": "nosniff",
         },
     )
-
-
-def diagram_of_run(run: WorkflowRun) -> Diagram:
-    """Read all tasks of a run."""
-    return diagrams.of_run(run)
-
-
-def diagram_around(task: Task) -> Diagram:
-    """Read the tasks around a task, nearest first."""
-    return diagrams.around(task, NEAR)
 
 
 # The operations on a workflow run, on a task with dependencies, and on selected tasks.
@@ -200,17 +186,34 @@ def graph_of_page(model_admin: Any, request: HttpRequest, task: Any) -> dict[str
         edges.above([task.pk]).order_by(F("resolved_at").desc(nulls_first=True), "id")[: EDGES + 1]
     )
     below = list(edges.below([task.pk]).order_by("id")[: EDGES + 1]) if task.has_dependents else []
-    tasks = dependencies_cell.named(
+    tasks = display.named_tasks(
         [*(edge.depends_on_id for edge in above), *(edge.task_id for edge in below), task.cause]
     )
     in_graph = bool(above or below)
+    buttons = model_admin.operation_buttons(request, task, fitting_operations(task, above))
+    if task.status in LINKABLE and graph_operations.add_edge.is_permitted(request.user):
+        add = f"{reverse('admin:django_durable_tasks_taskdependency_add')}?task={task.pk}"
+        buttons.append({"url": add, "title": f"{graph_operations.add_edge.title}…"})
     return {
-        "above": [_line(request, edge, tasks, task) for edge in above[:EDGES]],
+        "above": [
+            {
+                "upstream": display.badge("gate", edge.gate)
+                if edge.depends_on_id is None
+                else display.task_link(edge.upstream_id, tasks),
+                "kind": "" if edge.depends_on_id is None else edge.dependency_type,
+                "policy": edge.on_upstream_failure or "",
+                "standing": standing(edge),
+                "resolved": display.instant(edge.resolved_at),
+                "who": who(edge),
+                "remove": address_of_removal(edge) if may_remove(request, edge, task) else "",
+            }
+            for edge in above[:EDGES]
+        ],
         "above_more": len(above) > EDGES,
         "below": [
             {
                 "edge": edge,
-                "task": dependencies_cell.task_link(edge.task_id, tasks),
+                "task": display.task_link(edge.task_id, tasks),
                 "standing": standing(edge),
             }
             for edge in below[:EDGES]
@@ -220,11 +223,8 @@ def graph_of_page(model_admin: Any, request: HttpRequest, task: Any) -> dict[str
         "all_below": display.list_of("taskdependency", depends_on__id__exact=task.pk),
         "in_graph": in_graph,
         "sentences": list(sentences(task, above, tasks)),
-        "buttons": [
-            *model_admin.operation_buttons(request, task, fitting_operations(task, above)),
-            *_add(request, task),
-        ],
-        "drawing": inline_diagram(diagram_around(task)) if in_graph else "",
+        "buttons": buttons,
+        "drawing": inline_diagram(diagrams.around(task, NEAR)) if in_graph else "",
         "draws": draws_diagrams(),
         "files": diagram_files_of("task", task.pk) if in_graph else [],
     }
@@ -243,25 +243,8 @@ def sentences(
             yield Sentence(Level.WAIT, f"{condition}{by}{comment}")
     cause = None if task.cause is None else tasks.get(task.cause)
     if cause is not None:
-        name = f"{dependencies_cell.title(cause)} ({display.short(cause.pk)})"
+        name = f"{display.task_title(cause)} ({display.short(cause.pk)})"
         yield Sentence(Level.WAIT, f"It ended because of {name}, which is {cause.status}.")
-
-
-def _line(
-    request: HttpRequest, edge: TaskDependency, tasks: dict[Any, Task], task: Task
-) -> dict[str, Any]:
-    gate = edge.depends_on_id is None
-    return {
-        "upstream": display.badge("gate", edge.gate)
-        if gate
-        else dependencies_cell.task_link(edge.upstream_id, tasks),
-        "kind": "" if gate else edge.dependency_type,
-        "policy": edge.on_upstream_failure or "",
-        "standing": standing(edge),
-        "resolved": display.instant(edge.resolved_at),
-        "who": who(edge),
-        "remove": address_of_removal(edge) if may_remove(request, edge, task) else "",
-    }
 
 
 def address_of_removal(edge: TaskDependency) -> str:
@@ -290,17 +273,6 @@ def who(edge: TaskDependency) -> str:
     opened = f"opened by {edge.resolved_by}" if edge.resolved_by else ""
     authors = ", ".join(sentence for sentence in (placed, opened) if sentence)
     return ": ".join(sentence for sentence in (authors, display.clean(edge.comment)) if sentence)
-
-
-def _add(request: HttpRequest, task: Task) -> list[dict[str, str]]:
-    if task.status not in LINKABLE or not graph_operations.add_edge.is_permitted(request.user):
-        return []
-    return [
-        {
-            "url": f"{reverse('admin:django_durable_tasks_taskdependency_add')}?task={task.pk}",
-            "title": f"{graph_operations.add_edge.title}…",
-        }
-    ]
 
 
 def workflow_link(task: Task) -> SafeString | str:
@@ -342,88 +314,11 @@ class DependencyForm(actions.OperationForm):
     def tasks(self, request: HttpRequest) -> tuple[Task, Task] | None:
         """Return the two tasks; None if one does not exist, which the form shows."""
         keys = {name: self.cleaned_data[name] for name in ("task", "upstream")}
-        by_id, tenants = dependencies_cell.named(keys.values()), filters.tenants_of(request)
+        by_id, tenants = display.named_tasks(keys.values()), filters.tenants_of(request)
         for name, key in keys.items():
             if key not in by_id or (tenants is not None and by_id[key].tenant_id not in tenants):
                 self.add_error(name, f"There is no task {key}.")
         return None if self.errors else (by_id[keys["task"]], by_id[keys["upstream"]])
-
-
-def add_dependency(model_admin: Any, request: HttpRequest) -> Any:
-    """Show the form, then what the dependency would change, then add it."""
-    if not model_admin.has_add_permission(request) or not model_admin.has_view_permission(request):
-        raise PermissionDenied
-    posted = request.method == "POST"
-    # Links on other pages prefill the form by their query string.
-    linked = {name: request.GET[name] for name in ("task", "upstream") if name in request.GET}
-    form = DependencyForm(request.POST if posted else None, initial=linked)
-    preview: dict[str, Any] = {}
-    if posted and form.is_valid() and (pair := form.tasks(request)) is not None:
-        task, upstream = pair
-        confirmed = actions.DO in request.POST
-        try:
-            report = graph_operations.add_edge.perform(
-                task,
-                by=actions.who(request),
-                reason=form.reason,
-                dry_run=not confirmed,
-                **form.values() | {"upstream": upstream},
-            ).value
-        except DurableTasksError as refused:
-            form.add_error(
-                "upstream" if isinstance(refused, DependencyCycle) else None, str(refused)
-            )
-        else:
-            if confirmed:
-                waits, awaited = dependencies_cell.title(task), dependencies_cell.title(upstream)
-                # The name does not come first: the templates of the admin capitalize the first
-                # letter.
-                kind, changed = form.cleaned_data["type"], actions.summed_up(report)
-                message = f"Now {waits} waits for {awaited} ({kind}). {changed}"
-                entry = f"Dependency on {upstream.pk} added. {message} {form.reason}".strip()
-                task_admin = model_admin.admin_site.get_model_admin(Task)
-                actions.remember(task_admin, request, [task.pk], entry)
-                model_admin.message_user(request, message)
-                return HttpResponseRedirect(display.page_of("task", task.pk))
-            tasks = {row.pk: row for row in pair}
-            preview = {
-                "previewed": True,
-                "below_link": dependencies_cell.task_link(task.pk, tasks),
-                "upstream_link": dependencies_cell.task_link(upstream.pk, tasks),
-                **actions.changes(report),
-            }
-    title, back = graph_operations.add_edge.title, display.list_of("taskdependency")
-    return model_admin.page(
-        request, "taskdependency/add", title, form=form, do=actions.DO, back=back, **preview
-    )
-
-
-def unlink_view(model_admin: Any, request: HttpRequest, edge_id: int) -> HttpResponse:
-    """Show what the removal of a dependency would change, and remove it."""
-    operation = graph_operations.remove_edge
-    actions.permitted(model_admin, request, [operation], operation.name)
-    edges = model_admin.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False)
-    edge: TaskDependency | None = edges.first()
-    tasks = {} if edge is None else dependencies_cell.named([edge.task_id, edge.depends_on_id])
-    if edge is None or edge.task_id not in tasks:
-        raise Http404("No dependency between tasks has this id.")
-    task = tasks[edge.task_id]
-    # The upstream may be pruned. It must still be possible to release its dependent task.
-    upstream = tasks.get(edge.upstream_id) or Task(id=edge.upstream_id, name=str(edge.upstream_id))
-    waits, ended = dependencies_cell.title(task), dependencies_cell.title(upstream)
-    page = actions.OperationPage(
-        operation=operation,
-        subject=task,
-        values={"upstream": upstream},
-        title=f"Remove a dependency: {waits} no longer waits for {ended}",
-        back=display.page_of("task", task.pk),
-        of=model_admin.admin_site.get_model_admin(Task),
-        keys=[task.pk],
-        note=f"Dependency on {edge.upstream_id} removed. ",
-        help=operation.help,
-        address=request.path,
-    )
-    return actions.respond(model_admin, request, page)
 
 
 _OF_ONE = ("task__id__exact", "depends_on__id__exact")
@@ -473,7 +368,7 @@ def upstream(edge: Any) -> Any:
     """Link the upstream task; a gate has none."""
     if edge.depends_on_id is None:
         return _("a person")
-    return dependencies_cell.task_link(edge.depends_on_id, edge.linked_tasks)
+    return display.task_link(edge.depends_on_id, edge.linked_tasks)
 
 
 @admin.display(description=_("workflow"))
@@ -484,7 +379,7 @@ def _workflow(edge: Any) -> SafeString | str:
 
 
 _WAITER = display.column(
-    _("task"), lambda edge: dependencies_cell.task_link(edge.task_id, edge.linked_tasks), "waiter"
+    _("task"), lambda edge: display.task_link(edge.task_id, edge.linked_tasks), "waiter"
 )
 # The required ending of the upstream, or the kind of gate.
 _KIND = display.column(_("type"), lambda edge: edge.gate or edge.dependency_type)
@@ -505,7 +400,7 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
     """Dependencies; they are added and removed by operations only."""
 
     tenant_path = "task__tenant"
-    list_display = (*(_WAITER, upstream, _KIND, _POLICY, _STANDING, "resolved_at", _TENANT, _WHO),)
+    list_display = (_WAITER, upstream, _KIND, _POLICY, _STANDING, "resolved_at", _TENANT, _WHO)
     list_display_links = (_KIND,)
     list_filter = (StandingFilter, KindFilter, TenantOfTaskFilter)
     lookups_allowed = frozenset(_OF_ONE)
@@ -543,20 +438,93 @@ class TaskDependencyAdmin(ReadOnlyAdmin):
         return queryset.filter(condition), False
 
     def pages(self) -> Iterable[tuple[str, Callable[..., Any], str]]:
-        yield "<int:edge_id>/remove/", functools.partial(unlink_view, self), "graph_unlink"
+        yield "<int:edge_id>/remove/", self.unlink_view, "graph_unlink"
 
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
-        """Show the form of a new edge, and add it by the operation."""
-        return add_dependency(self, request)
+        """Show the form of a new edge, then what it would change, then add it by the operation."""
+        if not self.has_add_permission(request) or not self.has_view_permission(request):
+            raise PermissionDenied
+        posted = request.method == "POST"
+        # Links on other pages prefill the form by their query string.
+        linked = {name: request.GET[name] for name in ("task", "upstream") if name in request.GET}
+        form = DependencyForm(request.POST if posted else None, initial=linked)
+        preview: dict[str, Any] = {}
+        if posted and form.is_valid() and (pair := form.tasks(request)) is not None:
+            task, upstream = pair
+            confirmed = actions.DO in request.POST
+            try:
+                report = graph_operations.add_edge.perform(
+                    task,
+                    by=actions.who(request),
+                    reason=form.reason,
+                    dry_run=not confirmed,
+                    **form.values() | {"upstream": upstream},
+                ).value
+            except DurableTasksError as refused:
+                form.add_error(
+                    "upstream" if isinstance(refused, DependencyCycle) else None, str(refused)
+                )
+            else:
+                if confirmed:
+                    waits, awaited = display.task_title(task), display.task_title(upstream)
+                    # The name does not come first: the templates of the admin capitalize the first
+                    # letter.
+                    kind, changed = form.cleaned_data["type"], actions.summed_up(report)
+                    message = f"Now {waits} waits for {awaited} ({kind}). {changed}"
+                    entry = f"Dependency on {upstream.pk} added. {message} {form.reason}".strip()
+                    task_admin = self.admin_site.get_model_admin(Task)
+                    actions.remember(task_admin, request, [task.pk], entry)
+                    self.message_user(request, message)
+                    return HttpResponseRedirect(display.page_of("task", task.pk))
+                tasks = {row.pk: row for row in pair}
+                preview = {
+                    "previewed": True,
+                    "below_link": display.task_link(task.pk, tasks),
+                    "upstream_link": display.task_link(upstream.pk, tasks),
+                    **actions.changes(report),
+                }
+        title, back = graph_operations.add_edge.title, display.list_of("taskdependency")
+        return self.page(
+            request, "taskdependency/add", title, form=form, do=actions.DO, back=back, **preview
+        )
+
+    def unlink_view(self, request: HttpRequest, edge_id: int) -> HttpResponse:
+        """Show what the removal of a dependency would change, and remove it."""
+        operation = graph_operations.remove_edge
+        actions.permitted(self, request, [operation], operation.name)
+        edges = self.get_queryset(request).filter(pk=edge_id, depends_on__isnull=False)
+        edge: TaskDependency | None = edges.first()
+        tasks = {} if edge is None else display.named_tasks([edge.task_id, edge.depends_on_id])
+        if edge is None or edge.task_id not in tasks:
+            raise Http404("No dependency between tasks has this id.")
+        task = tasks[edge.task_id]
+        # The upstream may be pruned. It must still be possible to release its dependent task.
+        upstream = tasks.get(edge.upstream_id) or Task(
+            id=edge.upstream_id, name=str(edge.upstream_id)
+        )
+        waits, ended = display.task_title(task), display.task_title(upstream)
+        page = actions.OperationPage(
+            operation=operation,
+            subject=task,
+            values={"upstream": upstream},
+            title=f"Remove a dependency: {waits} no longer waits for {ended}",
+            back=display.page_of("task", task.pk),
+            of=self.admin_site.get_model_admin(Task),
+            keys=[task.pk],
+            note=f"Dependency on {edge.upstream_id} removed. ",
+            help=operation.help,
+            address=request.path,
+        )
+        return actions.respond(self, request, page)
 
     def attach(self, rows: list[Any]) -> None:
         """Read names, statuses and tenants of the tasks at both ends, which may have been deleted:
         two statements for any number of edges.
         """
         keys = [key for edge in rows for key in (edge.task_id, edge.depends_on_id)]
-        tasks = dependencies_cell.named(keys)
+        tasks = display.named_tasks(keys)
         tenants = Tenant.objects.using(conf.settings().DATABASE).in_bulk(
             {task.tenant_id for task in tasks.values()}
         )

@@ -192,8 +192,31 @@ class DurableModelAdmin(_ModelAdmin):
     def operation_page(
         self, request: HttpRequest, operation: Operation, row: Any
     ) -> actions.OperationPage:
-        """Return the page of an operation on this row."""
-        return actions.page_of_row(self, request, operation, row, self.title_of(row))
+        """Return the page of an operation on this row, in the mode of the query string."""
+        mode = next(
+            (mode for mode in operation.modes if mode.name == request.GET.get("mode")),
+            next(iter(operation.modes), None),
+        )
+        rows = self.model._default_manager.using(row._state.db).filter(pk=row.pk)
+        return actions.OperationPage(
+            operation=operation,
+            subject=rows if operation.target.is_queryset else row,
+            title=f"{operation.title}: {self.title_of(row)}",
+            back=display.page_of(str(self.opts.model_name), row.pk),
+            of=self,
+            keys=[row.pk],
+            help=mode.help if mode else operation.help,
+            values={"mode": mode.name} if mode else {},
+            address=f"{request.path}?mode={mode.name}" if mode else request.path,
+            tabs=[
+                {
+                    "title": each_mode.title,
+                    "address": f"{request.path}?mode={each_mode.name}",
+                    "here": each_mode is mode,
+                }
+                for each_mode in operation.modes
+            ],
+        )
 
     def title_of(self, row: Any) -> str:
         """Return the name of a row in the titles of its operations."""
@@ -410,11 +433,24 @@ class OwnFormAdmin(DurableModelAdmin):
 
     def edit_view(self, request: HttpRequest, object_id: str | None = None) -> HttpResponse:
         """Show the form of a row or of a new one, show what it would do, and save it."""
-        row = self.row_to_edit(request, object_id)
+        row = None
+        if object_id is None:
+            if not self.has_add_permission(request):
+                raise PermissionDenied
+        else:
+            if not (self.has_edit_permission(request) and self.has_view_permission(request)):
+                raise PermissionDenied
+            row = self.get_object(request, object_id)
+            if row is None or not self.is_editable(row):
+                raise Http404(f"No {self.noun} with this id can be edited.")
         posted = (request.POST, request.FILES) if request.method == "POST" else ()
         form = self.edit_form(request, *posted, row=row, tenants=filters.offered(request))
         context: dict[str, Any] = {}
-        if posted and form.is_valid() and not self.refuse_name_in_use(request, form):
+        if posted and form.is_valid() and row is None:
+            named = self.with_name(self.get_queryset(request).filter(**form.identity()))
+            if named.exists():
+                form.add_error("name", f"A {self.noun} with this name already exists.")
+        if posted and form.is_valid():
             try:
                 if self.previews.isdisjoint(request.POST):
                     saved, message = self.save_row(request, form)
@@ -471,27 +507,6 @@ class OwnFormAdmin(DurableModelAdmin):
             return []
         name = f"admin:django_durable_tasks_{self.opts.model_name}_edit"
         return [{"url": reverse(name, args=[row.pk]), "title": title}]
-
-    def row_to_edit(self, request: HttpRequest, object_id: str | None) -> Any:
-        """Return the row, None for a new one. Raises PermissionDenied and Http404."""
-        if object_id is None:
-            if not self.has_add_permission(request):
-                raise PermissionDenied
-            return None
-        if not (self.has_edit_permission(request) and self.has_view_permission(request)):
-            raise PermissionDenied
-        row = self.get_object(request, object_id)
-        if row is None or not self.is_editable(row):
-            raise Http404(f"No {self.noun} with this id can be edited.")
-        return row
-
-    def refuse_name_in_use(self, request: HttpRequest, form: Any) -> bool:
-        """Refuse to add a row under the name of an existing one."""
-        rows = self.get_queryset(request).filter(**form.identity())
-        is_in_use = form.row is None and self.with_name(rows).exists()
-        if is_in_use:
-            form.add_error("name", f"A {self.noun} with this name already exists.")
-        return bool(is_in_use)
 
 
 class ReadOnlyAdmin(_Unwritable, DurableModelAdmin):

@@ -1,4 +1,4 @@
-"""The admin of schedules and of the ledger: list, page, outcomes and operations."""
+"""The admin of schedules and of the ledger: form, list, page, outcomes and operations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import functools
 import operator
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, ClassVar
 
 from django import forms
@@ -16,29 +18,383 @@ from django.contrib import admin
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import conf
-from django_durable_tasks.admin import display, filters, recurring_form
+from django_durable_tasks import conf, ports, registry
+from django_durable_tasks.admin import display, filters
 from django_durable_tasks.admin.actions import OperationPage, action_of
-from django_durable_tasks.admin.fields import InstantField, in_zone
-from django_durable_tasks.admin.filters import ScheduleConditionFilter, SourceFilter
+from django_durable_tasks.admin.fields import InstantField, JsonField, NamedRowForm, in_zone
 from django_durable_tasks.admin.readonly import OwnFormAdmin, ReadOnlyAdmin, section
-from django_durable_tasks.admin.recurring_form import RecurringForm
+from django_durable_tasks.celery import inspect
 from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
 from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask
+from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
+from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.schedules import lifecycle, manual_runs
-from django_durable_tasks.schedules.explain import preview, upcoming
+from django_durable_tasks.schedules import options as readers
+from django_durable_tasks.schedules.explain import FireTime, preview, upcoming
 from django_durable_tasks.schedules.manual_runs import BackfillReport
 from django_durable_tasks.schedules.misfires import QUARANTINED
-from django_durable_tasks.schedules.options import CODE, SETTINGS
 from django_durable_tasks.schedules.schedule_cache import overrides_of
-from django_durable_tasks.schedules.timetables.builder import words
+from django_durable_tasks.schedules.timetables.builder import checked, words
+from django_durable_tasks.schedules.timetables.zones import zone, zone_names
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import Level, Sentence
+
+# The form of a schedule: converts a row to its fields, and its fields to keyword arguments of
+# ``upsert``.
+
+
+SECRETS = ("args", "kwargs", "options")
+_OFFERED = 500
+_WHEN = ("cron", "interval", "rrule", "parts")
+FIELDSETS = (
+    (_("What"), ("name", "tenant", "task", "args", "kwargs", "queue", "priority", "description")),
+    (_("Fire times: any combination of these"), ("cron", "interval", "rrule", "parts")),
+    (_("Time zone and calendars"), ("timezone", "dst_gap", "dst_overlap", "calendar", "roll")),
+    (_("Bounds"), ("start_time", "end_time", "max_runs", "jitter", "expires_in")),
+    (
+        _("When a fire time is late"),
+        (
+            "catch_up_mode",
+            "misfire_grace",
+            "catchup_window",
+            "max_catchup_runs",
+            "catchup_order",
+            "catchup_pace",
+        ),
+    ),
+    (_("When an earlier run is still open"), ("overlap", "overlap_key")),
+    (_("More"), ("options", "paused")),
+)
+
+
+# Labels and help texts of a form, where those of the columns do not fit.
+_LABELS = {
+    "dst_gap": _("When clocks are set forward"),
+    "dst_overlap": _("When clocks are set back"),
+    "roll": _("On a closed day"),
+}
+_HELP = {
+    "misfire_grace": _("Seconds after which a fire time counts as missed."),
+    "catchup_window": _("Seconds. Older fire times are not caught up. Empty: no limit."),
+    "overlap_key": _(
+        "A template over the arguments, {0} or {name}. Runs with the same key do not overlap."
+    ),
+}
+# Options that are fields of their own in RecurringForm, and one that requests have only.
+_OTHERS = {*("args", "kwargs", "options", "timezone", "calendar", "start_time", "end_time")} | {
+    *("jitter", "idempotency_key")
+}
+
+
+def _option_field(option: str) -> forms.Field:
+    """Return the field of an option, by its column and the limits that its reader checks."""
+    column: Any = RecurringTask._meta.get_field(option)
+    texts: dict[str, Any] = {
+        "label": _LABELS.get(option, capfirst(column.verbose_name)),
+        "help_text": _HELP.get(option, column.help_text),
+        "required": not column.blank,
+    }
+    if option in readers.CHOICES:
+        words = [(str(word), str(word)) for word in readers.CHOICES[option]]
+        return forms.ChoiceField(choices=words, **texts)
+    if option in readers.COUNTS:
+        least, most = readers.COUNTS[option]
+        return forms.IntegerField(min_value=least, max_value=most, **texts)
+    if option in readers.SECONDS:
+        return forms.FloatField(min_value=0, **texts)
+    return forms.CharField(max_length=column.max_length, **texts)
+
+
+_OPTIONS = tuple(
+    option
+    for option in readers.ScheduleOptions.__annotations__
+    if option in {column.name for column in RecurringTask._meta.concrete_fields} - _OTHERS
+)
+_OptionFields = type(
+    "OptionFields", (forms.Form,), {option: _option_field(option) for option in _OPTIONS}
+)
+
+
+def _lines(help_text: Any, label: Any = None) -> forms.CharField:
+    widget = forms.Textarea(attrs={"rows": 2, "cols": 60, "spellcheck": "false"})
+    return forms.CharField(
+        required=False, max_length=30_000, widget=widget, help_text=help_text, label=label
+    )
+
+
+class RecurringForm(_OptionFields, NamedRowForm):  # type: ignore[misc,valid-type]
+    """A schedule; fields have the names of the keywords of ``upsert``.
+
+    Options that are a column and have no field here have one by their column.
+    """
+
+    name = forms.CharField(
+        max_length=200, help_text=_("It identifies the schedule and cannot be changed later.")
+    )
+    task = forms.ChoiceField()
+    args = JsonField(list, rows=2, label=_("Arguments"), help_text=_("A JSON list, by position."))
+    kwargs = JsonField(
+        dict, rows=2, label=_("Keyword arguments"), help_text=_("A JSON object, by name.")
+    )
+
+    cron = _lines(_("Five fields or @daily; one expression per line."))
+    interval = forms.FloatField(
+        required=False,
+        help_text=_("Seconds of elapsed time, counted from the start time without drift."),
+    )
+    rrule = _lines(_("RFC 5545: FREQ=MONTHLY;BYDAY=-1FR"), _("RRULE"))
+    parts = JsonField(
+        list,
+        rows=3,
+        label=_("Other parts"),
+        help_text=_(
+            'A JSON list: [{"every": "month", "day": "last working", "time": "09:00"}], [{"solar":'
+            ' "sunset", "latitude": 51.5, "longitude": -0.1}], [{"at": ["2026-03-08T07:00:00Z"]}]'
+        ),
+    )
+
+    timezone = forms.ChoiceField(label=_("Time zone"))
+    calendar = forms.MultipleChoiceField(
+        required=False,
+        label=_("Calendars"),
+        widget=forms.CheckboxSelectMultiple,
+        help_text=_("A day is closed if any of these calendars closes it."),
+    )
+    start_time = InstantField(
+        required=False, help_text=_("Empty: from now on. In the schedule's zone.")
+    )
+    end_time = InstantField(required=False, help_text=_("Included. In the schedule's zone."))
+    jitter = forms.CharField(
+        required=False, max_length=30, help_text=_("Seconds, or 10% of the way to the next fire.")
+    )
+    options = JsonField(dict, rows=2, help_text=_("As for .using() of the task."))
+    paused = forms.BooleanField(
+        required=False, help_text=_("Create the schedule paused. It fires after it is resumed.")
+    )
+
+    def __init__(
+        self,
+        data: Any = None,
+        files: Any = None,
+        *,
+        tenants: QuerySet[Tenant],
+        row: RecurringTask | None = None,
+        secrets: bool = False,
+    ) -> None:
+        without = [*(("paused",) if row else ()), *(() if secrets else SECRETS)]
+        schedule = row or RecurringTask(time_zone=ports.schedule_zone())
+        initial = {name: getattr(schedule, name) for name in (*_OPTIONS, "task", *SECRETS)}
+        initial |= {option: getattr(schedule, column) for option, column in readers.COLUMNS.items()}
+        initial |= {name: display.pretty(initial[name]) for name in SECRETS}
+        percent = f"{schedule.jitter_percent:g}%" if schedule.jitter_percent else ""
+        initial |= {"jitter": percent or f"{schedule.jitter:g}", "parts": "[]"}
+        if row is not None:
+            for name in ("start_time", "end_time"):
+                at = getattr(row, name)
+                initial[name] = at.astimezone(zone(row.time_zone)).isoformat() if at else ""
+            # Distribute the parts over the fields. Parts without a simple field keep their stored
+            # form.
+            plain = [part for part in row.timetable if len(part) == 1]
+            crons = [part for part in plain if "cron" in part]
+            firsts = [
+                [part for part in plain if kind in part][:1] for kind in ("interval", "rrule")
+            ]
+            initial["cron"] = "\n".join(part["cron"] for part in crons)
+            for part in chain(*firsts):
+                initial |= part
+            remaining = [part for part in row.timetable if part not in [*crons, *chain(*firsts)]]
+            initial["parts"] = display.pretty(remaining)
+        super().__init__(data, files, tenants=tenants, row=row, initial=initial, without=without)
+        self._choose("task", task_names(row))
+        self._choose("timezone", sorted(zone_names() | ({row.time_zone} if row else set())))
+        calendars = Calendar.objects.using(conf.settings().DATABASE).order_by("name")
+        if row is not None:
+            calendars = calendars.filter(tenant=row.tenant_id)
+        else:
+            calendars = calendars.filter(tenant__in=tenants.order_by().values("pk"))
+        offered = calendars.values_list("name", flat=True).distinct()[:_OFFERED]
+        self._choose("calendar", sorted({*offered, *(row.calendars if row else ())}))
+        chosen = str(self.data.get("timezone") or "")
+        in_zone(self, chosen if chosen in zone_names() else row.time_zone if row else None)
+
+    def _choose(self, name: str, values: Iterable[str]) -> None:
+        self.fields[name].choices = [(value, value) for value in values]  # type: ignore[attr-defined]
+
+    def fieldsets(self) -> list[tuple[Any, list[forms.BoundField]]]:
+        """Return the fields of this form, in their groups; an option without a group is in the last
+        one.
+        """
+        grouped = {name for _title, names in FIELDSETS for name in names}
+        ungrouped = [name for name in _OPTIONS if name not in grouped]
+        groups = [*FIELDSETS[:-1], (FIELDSETS[-1][0], (*ungrouped, *FIELDSETS[-1][1]))]
+        present = [
+            (title, [name for name in names if name in self.fields]) for title, names in groups
+        ]
+        return [(title, [self[name] for name in names]) for title, names in present if names]
+
+    def clean(self) -> dict[str, Any]:
+        """Check each kind of part, so that errors are shown at its field."""
+        cleaned: dict[str, Any] = super().clean() or {}
+        for name in _WHEN:
+            try:
+                parts = _parts_of(name, cleaned.get(name))
+                if parts:
+                    checked(parts, seed=self.name_of(cleaned), allow_never=self.is_paused(cleaned))
+            except DurableTasksError as refused:
+                self.add_error(name, str(refused))
+        return cleaned
+
+    def is_paused(self, cleaned: dict[str, Any]) -> bool:
+        """Return whether the schedule is paused, so that it may be one that never fires."""
+        return (
+            self.row.status == RecurringStatus.PAUSED if self.row else bool(cleaned.get("paused"))
+        )
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``upsert``: for a new row all that are filled in, for an
+        existing one those that differ.
+        """
+        cleaned, row = self.cleaned_data, self.row
+        changed = (
+            set(self.changed_data)
+            if row
+            else {name for name in cleaned if cleaned[name] not in (None, "", [], {})}
+        )
+        keywords: dict[str, Any] = {
+            name: cleaned[name] for name in changed - {*_WHEN, "name", "tenant", "jitter"}
+        }
+        if changed.intersection(_WHEN):
+            keywords["parts"] = [
+                part for name in _WHEN for part in _parts_of(name, cleaned.get(name))
+            ]
+        if "jitter" in changed:
+            keywords["jitter"] = text = cleaned["jitter"].strip()
+            with suppress(ValueError):  # a percentage, or what upsert() refuses
+                keywords["jitter"] = float(text or 0)
+        if not cleaned.get("start_time"):
+            keywords.pop("start_time", None)  # a start cannot be removed, only changed
+        keywords |= {"task": cleaned["task"], "paused": self.is_paused(cleaned)}
+        return keywords | self.identity()
+
+
+def _parts_of(name: str, value: Any) -> list[dict[str, Any]]:
+    if value in (None, "", []):
+        return []
+    if name == "cron":
+        return [{"cron": line.strip()} for line in value.splitlines() if line.strip()]
+    if name == "parts":
+        return list(value)
+    return [{name: value.replace("\r\n", "\n") if isinstance(value, str) else value}]
+
+
+def task_names(row: RecurringTask | None) -> list[str]:
+    """Return the tasks of the project, and the callbacks and messages that schedules may create.
+
+    The other tasks of this package are internal: their arguments name rows that the engine writes.
+    """
+    inspect.load_tasks()
+    names = {name for name in registry.names() if not registry.is_internal(name)}
+    return sorted(names | ({row.task} if row else set()))
+
+
+# Rows of the table of fires: local time, UTC, remarks and tasks.
+
+
+_MARKS = {
+    "DST": "DST",
+    "rolled": "calendar",
+    "also": "calendar",
+    "moved": "by hand",
+    "added": "by hand",
+}
+"""The beginning of a remark, and its badge."""
+
+
+def shown_fires(
+    fires: Sequence[FireTime], row: RecurringTask, now: datetime
+) -> list[dict[str, Any]]:
+    """Return one row of the table for each fire."""
+    clock, lines = zone(row.time_zone), []
+    offset: timedelta | None = None
+    for fire in fires:
+        before, offset = offset, fire.nominal.astimezone(clock).utcoffset()
+        marks = [
+            word
+            for remark in fire.remarks
+            for start, word in _MARKS.items()
+            if remark.startswith(start)
+        ]
+        if before not in (None, offset) and "DST" not in marks:
+            marks.append("clocks changed")
+        starts_late = fire.effective != fire.nominal
+        lines.append(
+            {
+                "local": local_of(fire.nominal, row.time_zone),
+                "utc": utc_of(fire.nominal),
+                "starts": local_of(fire.effective, row.time_zone) if starts_late else "",
+                "relative": display.since(fire.effective, now),
+                "marks": display.badges(
+                    [(f"remark-{word.replace(' ', '-')}", word) for word in dict.fromkeys(marks)]
+                ),
+                "remarks": fire.remarks,
+                "fire_time": fire.nominal.astimezone(clock).isoformat(),
+            }
+        )
+    return lines
+
+
+def local_of(moment: datetime, zone_name: str) -> str:
+    """Return an instant as wall time of a zone, with weekday and offset."""
+    local = moment.astimezone(zone(zone_name))
+    fraction = f".{local.microsecond:06}".rstrip("0") if local.microsecond else ""
+    return f"{local:%a %Y-%m-%d %H:%M:%S}{fraction} {local:%Z}".strip()
+
+
+def utc_of(moment: datetime) -> str:
+    """Return an instant in UTC, in the format of the ledger and the command line."""
+    return moment.astimezone(UTC).isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
+
+
+def newest_entries(
+    entries: OccurrenceQuerySet, limit: int, until: datetime | None = None
+) -> list[OccurrenceRecord]:
+    """Return the newest of a schedule's ledger entries, up to this fire time: single ones by their
+    index, ranges and manual runs by theirs.
+    """
+    single = entries.single().order_by("-unique_fire_time")
+    ranges = entries.filter(unique_fire_time=None).order_by("-fire_time")
+    if until is not None:
+        single = single.filter(unique_fire_time__lte=until)
+        ranges = ranges.filter(fire_time__lte=until)
+    both = [*single[:limit], *ranges[:limit]]
+    return sorted(both, key=lambda entry: (entry.fire_time, entry.pk), reverse=True)[:limit]
+
+
+def statuses_of_tasks(entries: Iterable[Any]) -> dict[Any, str]:
+    """Return the statuses of the tasks of ledger entries that still exist, by their ids."""
+    keys = {entry.task_id for entry in entries if entry.task_id}
+    tasks = Task.objects.using(conf.settings().DATABASE).filter(pk__in=keys)
+    return dict(tasks.values_list("pk", "status"))
+
+
+def task_link(line: OccurrenceRecord, status: str | None) -> Any:
+    """Link the task of a ledger entry by its status, or the task that blocked it."""
+    if line.task_id is None:
+        return display.row_link("task", line.blocked_by, "the run that blocked it")
+    if not status:
+        return "no longer kept"
+    return display.row_link("task", line.task_id, display.badge(status, status))
+
+
+def count_of(entry: OccurrenceRecord) -> str:
+    """Return the number of fire times of a ledger entry."""
+    return f"{'' if entry.count_is_exact else '≥ '}{entry.count:,}"
+
 
 # The outcomes of the last fire times of the schedules on one page of a list.
 #
@@ -52,7 +408,15 @@ MISSED = frozenset({FireOutcome.MISSED, FireOutcome.EXPIRED, FireOutcome.FAILED_
 SKIPPED = frozenset(
     {FireOutcome.SKIPPED_OVERLAP, FireOutcome.SKIPPED_CALENDAR, FireOutcome.SKIPPED_QUOTA}
 )
-_COLUMNS = ("recurring_task_id", "id", "fire_time", "last_fire_time", "outcome", "count", "task_id")
+_OF_ENTRY = (
+    "recurring_task_id",
+    "id",
+    "fire_time",
+    "last_fire_time",
+    "outcome",
+    "count",
+    "task_id",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,34 +444,15 @@ def recent(rows: Sequence[RecurringTask], now: datetime) -> dict[uuid.UUID, Rece
     """Return the outcomes of the last fire times of each of these schedules; three statements."""
     if not rows:
         return {}
-    entries: dict[uuid.UUID, list[Any]] = defaultdict(list)
-    for entry in _newest_entries([row.pk for row in rows]).values_list(*_COLUMNS, named=True):
-        entries[entry.recurring_task_id].append(entry)
-    newest = {
-        pk: sorted(ledger, key=lambda entry: (entry.fire_time, entry.id))
-        for pk, ledger in entries.items()
-    }
-    statuses = recurring_form.statuses_of_tasks(
-        entry for ledger in newest.values() for entry in ledger[-MARKS:]
-    )
-    return {pk: _recent(ledger, statuses, now - _DAY) for pk, ledger in newest.items()}
-
-
-def _newest_entries(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
-    """Return the newest entries of each schedule: of single fire times, and of ranges and manual
-    runs.
-    """
+    # The newest entries of each schedule: of single fire times, and of ranges and manual runs.
     database = conf.settings().DATABASE
     ledger = OccurrenceRecord.objects.filter(recurring_task=OuterRef("pk"))
     single = ledger.single().order_by("-unique_fire_time").values("unique_fire_time")
     ranges = ledger.filter(unique_fire_time__isnull=True).order_by("-fire_time").values("fire_time")
-    lower_bounds = (
-        RecurringTask.objects.using(database)
-        .filter(pk__in=keys)
-        .annotate(
-            single_from=Subquery(single[LOOKED_AT - 1 : LOOKED_AT]),
-            other_from=Subquery(ranges[LOOKED_AT - 1 : LOOKED_AT]),
-        )
+    schedules = RecurringTask.objects.using(database).filter(pk__in=[row.pk for row in rows])
+    lower_bounds = schedules.annotate(
+        single_from=Subquery(single[LOOKED_AT - 1 : LOOKED_AT]),
+        other_from=Subquery(ranges[LOOKED_AT - 1 : LOOKED_AT]),
     )
     bounds = list(lower_bounds.order_by().values_list("pk", "single_from", "other_from"))
     conditions = [
@@ -122,11 +467,16 @@ def _newest_entries(keys: Sequence[uuid.UUID]) -> QuerySet[OccurrenceRecord]:
             unique_fire_time__isnull=True,
         ),
     ]
-    return (
-        OccurrenceRecord.objects.using(database)
-        .filter(functools.reduce(operator.or_, conditions))
-        .order_by()
+    newest = OccurrenceRecord.objects.using(database).filter(
+        functools.reduce(operator.or_, conditions)
     )
+    entries: dict[uuid.UUID, list[Any]] = defaultdict(list)
+    for entry in newest.order_by().values_list(*_OF_ENTRY, named=True):
+        entries[entry.recurring_task_id].append(entry)
+    for of_one in entries.values():
+        of_one.sort(key=lambda entry: (entry.fire_time, entry.id))
+    statuses = statuses_of_tasks(entry for of_one in entries.values() for entry in of_one[-MARKS:])
+    return {pk: _recent(of_one, statuses, now - _DAY) for pk, of_one in entries.items()}
 
 
 def _from(lower_bounds: dict[uuid.UUID, datetime | None], above: str, **kind: Any) -> Iterator[Q]:
@@ -186,38 +536,6 @@ class WhyForm(forms.Form):
     )
 
 
-def _report(row: RecurringTask, report: BackfillReport) -> dict[str, Any]:
-    """Return the context of what a backfill would do."""
-    steps = [
-        {
-            "at": recurring_form.local_of(step.fire_time, row.time_zone),
-            "action": display.badge(f"action-{step.action}", step.action),
-            "why": step.why,
-        }
-        for step in report.steps
-    ]
-    return {"steps": steps, "remark": report.remark}
-
-
-def _planned(row: RecurringTask, now: datetime) -> tuple[list[dict[str, Any]], str]:
-    try:
-        return recurring_form.shown_fires(upcoming(row, FIRES, now), row, now), ""
-    except (DurableTasksError, ValueError, TypeError, LookupError) as broken:
-        # The row may have been written by another release or by SQL. Its page must open, to show
-        # the problem.
-        return [], f"{type(broken).__name__}: {broken}"
-
-
-def _explanation(form: WhyForm, row: RecurringTask) -> str:
-    if not form.is_bound or not form.is_valid():
-        return ""
-    try:
-        return row.explain(form.cleaned_data["at"])
-    except DurableTasksError as refused:
-        form.add_error("at", str(refused))
-        return ""
-
-
 def _sentences(row: RecurringTask, now: datetime, problem: str) -> list[Sentence]:
     sentences = []
     if problem:
@@ -260,34 +578,6 @@ def _paused(row: RecurringTask) -> Sentence:
         else "It does not fire until it is resumed."
     )
     return Sentence(Level.WAIT, f"It is paused{since}{by}{why}. {until}")
-
-
-# The ledger ---------------------------------------------------------------------------------------
-
-
-def _ledger_entries(request: HttpRequest, row: RecurringTask) -> list[dict[str, Any]]:
-    """Return the last entries by fire time: single ones by their index, ranges and manual runs by
-    theirs.
-    """
-    if not request.user.has_perm("django_durable_tasks.view_occurrencerecord"):
-        return []
-    entries = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
-    newest = recurring_form.newest_entries(entries, LINES)
-    statuses = recurring_form.statuses_of_tasks(newest)
-    return [
-        {
-            "line": entry,
-            "outcome": display.badge(entry.outcome, entry.outcome),
-            "at": recurring_form.local_of(entry.fire_time, row.time_zone),
-            "to": recurring_form.local_of(entry.last_fire_time, row.time_zone)
-            if entry.last_fire_time
-            else "",
-            "count": "" if entry.count == 1 else recurring_form.count_of(entry),
-            "task": recurring_form.task_link(entry, statuses.get(entry.task_id)),
-            "why": display.clean(entry.reason),
-        }
-        for entry in newest
-    ]
 
 
 # The admin of schedules: next fires, last outcomes and actions.
@@ -397,9 +687,9 @@ class RecurringTaskAdmin(OwnFormAdmin):
     )
     list_filter = (
         "status",
-        ScheduleConditionFilter,
+        filters.ScheduleConditionFilter,
         "target_type",
-        SourceFilter,
+        filters.SourceFilter,
         filters.TenantFilter,
     )
     lookups_allowed = frozenset({"status__exact"})
@@ -483,13 +773,21 @@ class RecurringTaskAdmin(OwnFormAdmin):
 
     def operation_page(self, request: HttpRequest, operation: Operation, row: Any) -> OperationPage:
         """Return the page of an operation, whose times are those of the schedule's zone."""
+
+        def report(report: BackfillReport) -> dict[str, Any]:
+            """Return the context of what a backfill would do."""
+            steps = [
+                {
+                    "at": local_of(step.fire_time, row.time_zone),
+                    "action": display.badge(f"action-{step.action}", step.action),
+                    "why": step.why,
+                }
+                for step in report.steps
+            ]
+            return {"steps": steps, "remark": report.remark}
+
         page = super().operation_page(request, operation, row)
-        return replace(
-            page,
-            label=f"Schedule {row.name}",
-            zone=row.time_zone,
-            report=functools.partial(_report, row),
-        )
+        return replace(page, label=f"Schedule {row.name}", zone=row.time_zone, report=report)
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Return the next fires, the last ledger entries, the explanation of a fire time, and the
@@ -498,15 +796,44 @@ class RecurringTaskAdmin(OwnFormAdmin):
         now = database_now()
         form = WhyForm(request.GET if "at" in request.GET else None)
         in_zone(form, row.time_zone)
-        planned, problem = _planned(row, now)
+        answer = ""
+        if form.is_bound and form.is_valid():
+            try:
+                answer = row.explain(form.cleaned_data["at"])
+            except DurableTasksError as refused:
+                form.add_error("at", str(refused))
+        planned, problem = [], ""
+        try:
+            planned = shown_fires(upcoming(row, FIRES, now), row, now)
+        except (DurableTasksError, ValueError, TypeError, LookupError) as broken:
+            # The row may have been written by another release or by SQL. Its page must open, to
+            # show the problem.
+            problem = f"{type(broken).__name__}: {broken}"
+        # The last entries by fire time: single ones by their index, ranges and manual runs by
+        # theirs.
+        entries = list[OccurrenceRecord]()
+        if request.user.has_perm("django_durable_tasks.view_occurrencerecord"):
+            ledger = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
+            entries = newest_entries(ledger, LINES)
+        statuses = statuses_of_tasks(entries)
+        lines = [
+            {
+                "line": entry,
+                "outcome": display.badge(entry.outcome, entry.outcome),
+                "at": local_of(entry.fire_time, row.time_zone),
+                "to": local_of(entry.last_fire_time, row.time_zone) if entry.last_fire_time else "",
+                "count": "" if entry.count == 1 else count_of(entry),
+                "task": task_link(entry, statuses.get(entry.task_id)),
+                "why": display.clean(entry.reason),
+            }
+            for entry in entries
+        ]
         overrides = [
             {
                 "override": override,
-                "at": recurring_form.local_of(override.fire_time, row.time_zone),
+                "at": local_of(override.fire_time, row.time_zone),
                 "open": override.fire_time > now,
-                "to": recurring_form.local_of(override.move_to, row.time_zone)
-                if override.move_to
-                else "",
+                "to": local_of(override.move_to, row.time_zone) if override.move_to else "",
                 "fire_time": override.fire_time.isoformat(),
             }
             for override in overrides_of(row)[::-1][: _OVERRIDES + 1]
@@ -524,12 +851,12 @@ class RecurringTaskAdmin(OwnFormAdmin):
                 *self.operation_buttons(request, row, fits),
             ],
             "fires": planned,
-            "lines": _ledger_entries(request, row),
+            "lines": lines,
             "ledger": display.list_of("occurrencerecord", schedule=row.pk),
             "overrides": overrides[:_OVERRIDES],
             "more_overrides": overrides[_OVERRIDES:],
             "why": form,
-            "answer": _explanation(form, row),
+            "answer": answer,
             "may_override": is_open and lifecycle.override.is_permitted(request.user),
             "override": self.operation_url(row, lifecycle.override),
             "remove_override": self.operation_url(row, lifecycle.withdraw_override),
@@ -546,7 +873,7 @@ class RecurringTaskAdmin(OwnFormAdmin):
         looked = preview(number=FIRES, **form.keywords())
         return {
             "looked": looked,
-            "fires": recurring_form.shown_fires(looked.fires, looked.row, looked.now),
+            "fires": shown_fires(looked.fires, looked.row, looked.now),
             "resting": form.is_paused(form.cleaned_data),
         }
 
@@ -561,7 +888,9 @@ class RecurringTaskAdmin(OwnFormAdmin):
 
     def with_name(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         """Leave out ended schedules of operators, whose names are free."""
-        return rows.exclude(~Q(source__in=(CODE, SETTINGS)), status=RecurringStatus.CANCELLED)
+        return rows.exclude(
+            ~Q(source__in=(readers.CODE, readers.SETTINGS)), status=RecurringStatus.CANCELLED
+        )
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("django_durable_tasks.change_recurringtask"))
@@ -604,13 +933,20 @@ class ScheduleFilter(filters.ValueFilter):
     parameter_name = "schedule"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        self.chosen = _chosen(request, str(self.used_parameters.get("schedule", "")))
         self.keys = list[int]()
-        if self.chosen is None:
+        key, comma, until_text = str(self.used_parameters.get("schedule", "")).partition(",")
+        try:
+            pk, until = uuid.UUID(key), datetime.fromisoformat(until_text) if comma else None
+        except ValueError:
             return []
-        row, until = self.chosen
+        if until is not None and until.tzinfo is None:
+            return []
+        schedules = filters.visible(request, RecurringTask.objects.using(conf.settings().DATABASE))
+        row = schedules.only("name").filter(pk=pk).first()
+        if row is None:
+            return []
         ledger = OccurrenceRecord.objects.using(row._state.db).filter(recurring_task=row.pk)
-        entries = recurring_form.newest_entries(ledger.only("fire_time"), OF_ONE, until)
+        entries = newest_entries(ledger.only("fire_time"), OF_ONE, until)
         self.keys = [entry.pk for entry in entries]
         # The next page begins at the oldest entry of this one.
         oldest = entries[-1].fire_time if len(entries) == OF_ONE else None
@@ -628,19 +964,6 @@ class ScheduleFilter(filters.ValueFilter):
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         """Return the entries that were found by the indexes of fire times."""
         return rows.filter(pk__in=self.keys)
-
-
-def _chosen(request: HttpRequest, value: str) -> tuple[RecurringTask, datetime | None] | None:
-    name, comma, until = value.partition(",")
-    try:
-        key, moment = uuid.UUID(name), datetime.fromisoformat(until) if comma else None
-    except ValueError:
-        return None
-    if moment is not None and moment.tzinfo is None:
-        return None
-    schedules = filters.visible(request, RecurringTask.objects.using(conf.settings().DATABASE))
-    row = schedules.only("name").filter(pk=key).first()
-    return None if row is None else (row, moment)
 
 
 @admin.display(description=_("fire time"))
@@ -661,8 +984,8 @@ def _schedule(entry: Any) -> SafeString | str:
 _OUTCOME = display.column(
     _("outcome"), lambda entry: display.badge(entry.outcome, entry.outcome), "state"
 )
-_COUNT = display.column(_("how many"), recurring_form.count_of)
-_TASK = display.column(_("task"), lambda entry: recurring_form.task_link(entry, entry.task_status))
+_COUNT = display.column(_("how many"), count_of)
+_TASK = display.column(_("task"), lambda entry: task_link(entry, entry.task_status))
 
 
 @admin.register(OccurrenceRecord)
@@ -670,7 +993,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
     """The ledger."""
 
     labels: ClassVar = {"created_at": _("recorded at")}
-    list_display = (_at, *(_schedule, _OUTCOME, _COUNT, _TASK, "reason", "term", "created_at"))
+    list_display = (_at, _schedule, _OUTCOME, _COUNT, _TASK, "reason", "term", "created_at")
     list_filter = (OutcomeFilter, ScheduleFilter, filters.TenantFilter)
     sortable_by = ()
     reads_with_page = ("tenant",)
@@ -699,7 +1022,7 @@ class OccurrenceRecordAdmin(ReadOnlyAdmin):
             pk__in={entry.recurring_task_id for entry in rows}
         )
         names = dict(schedules.values_list("pk", "name"))
-        statuses = recurring_form.statuses_of_tasks(rows)
+        statuses = statuses_of_tasks(rows)
         for entry in rows:
             entry.schedule_name = names.get(entry.recurring_task_id, "")
             entry.task_status = statuses.get(entry.task_id)

@@ -18,13 +18,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
-from django_durable_tasks.admin import actions, dependencies_cell, display, filters, graphs
+from django_durable_tasks.admin import actions, display, filters, graphs
 from django_durable_tasks.admin.actions import action_of, form_fields, labelled, reason_field
-from django_durable_tasks.admin.audit_entries import history_of
-from django_durable_tasks.admin.cluster import overview_view
 from django_durable_tasks.admin.display import list_of
 from django_durable_tasks.admin.fields import EditForm
 from django_durable_tasks.admin.graphs import TASK_OPERATIONS
+from django_durable_tasks.admin.installation import history_of, overview_view
 from django_durable_tasks.admin.readonly import NewestRowsAdmin, ReadOnlyInline, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.inspect import sentences
@@ -42,13 +41,12 @@ from django_durable_tasks.workflows import operations as graph_operations
 ON_A_PAGE = 50
 
 
-@admin.display(description=_("task"))
-def _task_and_error(row: TaskExecutionLog) -> SafeString | str:
-    """Link the task by its name, and show the error."""
-    task = display.row_link("task", row.task_id, row.task.name)
-    return display.beneath(task, display.first_line(row.error_message))
-
-
+_TASK_AND_ERROR = display.column(
+    _("task"),
+    lambda row: display.beneath(
+        display.row_link("task", row.task_id, row.task.name), display.first_line(row.error_message)
+    ),
+)
 _ATTEMPT_STATE = display.column(
     _("status"), lambda row: display.badge(row.status, row.status), "state"
 )
@@ -72,16 +70,14 @@ class AttemptsInline(ReadOnlyInline):
     template = "admin/django_durable_tasks/attempts.html"
     verbose_name_plural = _("attempts")
     fields = readonly_fields = (
-        *(
-            "attempt_number",
-            _ATTEMPT_STATE,
-            _STARTED,
-            _ATTEMPT_TOOK,
-            "worker",
-            _ERROR,
-            _TRACE,
-            _MESSAGE,
-        ),
+        "attempt_number",
+        _ATTEMPT_STATE,
+        _STARTED,
+        _ATTEMPT_TOOK,
+        "worker",
+        _ERROR,
+        _TRACE,
+        _MESSAGE,
     )
     ordering = ("-id",)
 
@@ -99,16 +95,14 @@ class TaskExecutionLogAdmin(NewestRowsAdmin):
     """Attempts of all tasks."""
 
     list_display = (
-        *(
-            "id",
-            _task_and_error,
-            "attempt_number",
-            _ATTEMPT_STATE,
-            "started_at",
-            "completed_at",
-            _ATTEMPT_TOOK,
-            "worker",
-        ),
+        "id",
+        _TASK_AND_ERROR,
+        "attempt_number",
+        _ATTEMPT_STATE,
+        "started_at",
+        "completed_at",
+        _ATTEMPT_TOOK,
+        "worker",
     )
     list_filter = (
         "status",
@@ -215,22 +209,17 @@ def _replay(model_admin: Any, request: HttpRequest, task: Task, form: ReplayForm
 # The explanation of a task's status on its page, and the buttons of its operations.
 
 
-def is_overdue(task: Any) -> bool:
-    """Return whether a run takes longer than its expected duration."""
-    if task.status != Status.RUNNING or task.expected_duration is None or task.started_at is None:
-        return False
-    return bool(task.started_at + task.expected_duration < task.seen_at)
-
-
 def status_labels(task: Any) -> list[tuple[str, str]]:
     """Return the conditions of a task in addition to its status: pairs of a CSS class and a
     text.
     """
+    is_running = task.status == Status.RUNNING
+    expected = task.expected_duration if is_running and task.started_at is not None else None
     true = {
         "retrying": task.status == Status.PENDING and task.failures > 0,
-        "overdue": is_overdue(task),
+        "overdue": expected is not None and task.started_at + expected < task.seen_at,
         "lease expired": task.lease_until is not None and task.lease_until < task.seen_at,
-        "stop requested": task.status == Status.RUNNING and task.cancel_requested_at is not None,
+        "stop requested": is_running and task.cancel_requested_at is not None,
         "republished": task.status == Status.QUEUED and task.publish_count > 1,
     }
     return [(text.replace(" ", "-"), text) for text, applies in true.items() if applies]
@@ -259,23 +248,11 @@ def progress_cell(task: Any) -> SafeString | str:
     return display.beneath(display.bar(words, total, [(Status.SUCCESS, done_of_total)]), words)
 
 
-def _force_run(model_admin: Any, request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-    """Show what a forced run of these tasks would change."""
-    return graphs.chosen(model_admin, request, graph_operations.force_run, rows)
-
-
 # Columns and fields -------------------------------------------------------------------------------
 
 
 def _crashed(task: Task) -> str:
     return f"{task.crashes}/{task.max_crashes} crashed" if task.crashes else ""
-
-
-@admin.display(description=_("tries"))
-def _tries(task: Task) -> str:
-    """Return the starts, and the used part of the attempt budgets."""
-    failed = f"{task.attempts} started, {task.failures}/{task.max_attempts} failed"
-    return ", ".join(words for words in (failed, _crashed(task)) if words)
 
 
 @admin.display(description=_("next"))
@@ -288,12 +265,14 @@ def due(task: Any) -> str:
     return display.since(task.due_at or task.lease_until, task.seen_at)
 
 
-def _cause(task: Task) -> SafeString | str:
-    """Link the task that caused the end of this one."""
-    tasks = dependencies_cell.named([task.cause])
-    return dependencies_cell.task_link(task.cause, tasks) if task.cause else display.NOTHING
-
-
+# The starts, and the used part of the attempt budgets.
+_TRIES = display.column(
+    _("tries"),
+    lambda task: (
+        f"{task.attempts} started, {task.failures}/{task.max_attempts} failed"
+        + (f", {_crashed(task)}" if task.crashes else "")
+    ),
+)
 _STATE = display.column(
     _("status"),
     lambda task: display.badges([(task.status, task.status), *status_labels(task)]),
@@ -301,7 +280,15 @@ _STATE = display.column(
 )
 _TOOK = display.column(_("duration"), took, "took")
 _WORKFLOW = display.column(_("workflow"), graphs.workflow_link)
-_CAUSE = display.column(_("cause"), _cause)
+# The task that caused the end of this one.
+_CAUSE = display.column(
+    _("cause"),
+    lambda task: (
+        display.task_link(task.cause, display.named_tasks([task.cause]))
+        if task.cause
+        else display.NOTHING
+    ),
+)
 _AUDITED = display.column(
     _("performed"), lambda task: history_of(task) if task.read_audit else display.NOTHING
 )
@@ -361,7 +348,13 @@ class TaskAdmin(NewestRowsAdmin):
         action_of(operator_actions.retry),
         action_of(operator_actions.replay),
         action_of(operator_actions.force_complete),
-        labelled(_force_run, graph_operations.force_run),
+        # It shows first what a forced run of these tasks would change.
+        labelled(
+            lambda model_admin, request, rows: graphs.chosen(
+                model_admin, request, graph_operations.force_run, rows
+            ),
+            graph_operations.force_run,
+        ),
     )
     # Optional apps append theirs.
     inlines: ClassVar[list[Any]] = [AttemptsInline]
@@ -376,11 +369,11 @@ class TaskAdmin(NewestRowsAdmin):
             None,
             (_STATE, "reason"),
             ("queue", "priority"),
-            (_tries, "tenant"),
+            (_TRIES, "tenant"),
             ("recurring_task", "fire_time"),
             (
-                display.column(_("workflow"), graphs.workflow_link),
-                display.column(_("cause"), _cause),
+                _WORKFLOW,
+                _CAUSE,
             ),
         ),
         section(
@@ -454,7 +447,7 @@ class TaskAdmin(NewestRowsAdmin):
             yield route, functools.partial(view, self), name
 
     def title_of(self, row: Any) -> str:
-        return f"{dependencies_cell.title(row)} {display.short(row.pk)}"
+        return f"{display.task_title(row)} {display.short(row.pk)}"
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import Count, QuerySet
+from django.db.models import Count, F, QuerySet, Window
+from django.db.models.functions import RowNumber
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.admin import dependencies_cell, display, filters, graphs
+from django_durable_tasks import conf
+from django_durable_tasks.admin import display, filters, graphs
 from django_durable_tasks.admin import tasks as admin_tasks
 from django_durable_tasks.admin.graphs import CHOSEN_OPERATIONS, RUN_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.choices import Status, WorkflowStatus
 from django_durable_tasks.dependencies.joins import layers
-from django_durable_tasks.models import RecurringTask, Task, WorkflowRun
+from django_durable_tasks.models import RecurringTask, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.operations.operation import Operation
 from django_durable_tasks.tasks.explanations import Level, Sentence
+from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows import operations as graph_operations
-from django_durable_tasks.workflows.diagrams import Diagram, natural
+from django_durable_tasks.workflows.diagrams import natural
 
 # The progress of a workflow run as a bar, and as text for screen readers.
 
@@ -74,6 +80,8 @@ def took(run: Any) -> str:
 
 
 TASKS = 50
+EDGES = 5
+"""The number of edges and gates that are shown of each task."""
 RUNS = 200
 _DEEPEST = 8
 
@@ -103,31 +111,20 @@ def sentences(run: Any) -> list[Sentence]:
 
 
 def _graph(request: HttpRequest, run: WorkflowRun) -> dict[str, Any]:
-    rows = Task.objects.using(run._state.db).of_workflow(run).order_by()
-    counts = dict(rows.values_list("status").annotate(Count("pk")))
+    """Return the diagram, and one page of the tasks: in topological order if the dependencies were
+    read, otherwise by id.
+    """
+    rows: Any = Task.objects.using(run._state.db).of_workflow(run)
+    counts = dict(rows.order_by().values_list("status").annotate(Count("pk")))
     numbers = {str(status): counts.get(str(status), 0) for status in Status}
     is_drawn = "draw" in request.GET or sum(numbers.values()) <= graphs.AT_ONCE
-    diagram = graphs.diagram_of_run(run) if is_drawn else None
-    return {
-        "drawing": graphs.inline_diagram(diagram) if diagram else "",
-        "draws": graphs.draws_diagrams(),
-        "files": graphs.diagram_files_of("workflowrun", run.pk),
-        **_tasks(request, run, numbers, diagram),
-    }
-
-
-def _tasks(
-    request: HttpRequest, run: WorkflowRun, numbers: dict[str, int], diagram: Diagram | None
-) -> dict[str, Any]:
-    """Return one page of its tasks: in topological order if the dependencies were read, otherwise
-    by id.
-    """
-    state = request.GET.get("state", "")
+    diagram = diagrams.of_run(run) if is_drawn else None
+    state, page_number = request.GET.get("state", ""), request.GET.get("p", "")
     state = state if state in numbers else ""
     total = numbers[state] if state else sum(numbers.values())
     pages = max(1, -(-total // TASKS))
-    page = min(max(1, _whole(request.GET.get("p", ""))), pages)
-    rows: Any = Task.objects.using(run._state.db).of_workflow(run)
+    is_number = page_number.isascii() and page_number.isdecimal() and len(page_number) < 7
+    page = min(max(1, int(page_number) if is_number else 1), pages)
     queryset = (rows.filter(status=state) if state else rows).order_by("pk")
     of_page = slice((page - 1) * TASKS, page * TASKS)
     keys = queryset.values_list("pk", flat=True)
@@ -148,6 +145,9 @@ def _tasks(
         rows.defer(*admin_tasks.TaskAdmin.unlisted).annotate(seen_at=DatabaseNow()).in_bulk(keys)
     )
     return {
+        "drawing": graphs.inline_diagram(diagram) if diagram else "",
+        "draws": graphs.draws_diagrams(),
+        "files": graphs.diagram_files_of("workflowrun", run.pk),
         "tasks": _lines([tasks[key] for key in keys if key in tasks]),
         "state": state,
         "page": page,
@@ -163,28 +163,54 @@ def _tasks(
     }
 
 
-def _whole(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 1
-
-
 def _lines(tasks: list[Any]) -> list[dict[str, Any]]:
-    held = dependencies_cell.of_tasks(task.pk for task in tasks if task.status == Status.BLOCKED)
-    upstreams = [edge.depends_on_id for waits in held.values() for edge in waits.edges]
-    upstream_tasks = dependencies_cell.named([*upstreams, *(task.cause for task in tasks)])
+    """Return the lines of these tasks with what they wait for: the first edges and gates that are
+    unresolved, read in one statement.
+    """
+    each: dict[str, Any] = {"partition_by": [F("task")]}
+    blocked = [task.pk for task in tasks if task.status == Status.BLOCKED]
+    edges: Any = TaskDependency.objects.using(conf.settings().DATABASE).above(blocked)
+    edges = edges.unresolved().annotate(
+        place=Window(RowNumber(), order_by=F("id").asc(), **each),
+        number=Window(Count("*"), **each),
+    )
+    waits: dict[uuid.UUID, list[Any]] = defaultdict(list)
+    for edge in edges.filter(place__lte=EDGES).order_by("task", "id"):
+        waits[edge.task_id].append(edge)
+    upstreams = [edge.depends_on_id for held in waits.values() for edge in held]
+    upstream_tasks = display.named_tasks([*upstreams, *(task.cause for task in tasks)])
+
+    def cell(held: list[Any]) -> SafeString | str:
+        if not held:
+            return display.NOTHING
+        more = held[0].number - len(held)
+        upstreams_html = display.lines(_upstream(edge, upstream_tasks) for edge in held)
+        return display.beneath(upstreams_html, f"and {more:,} more" if more else "")
+
     return [
         {
             "task": task,
-            "link": display.link(display.page_of("task", task.pk), dependencies_cell.title(task)),
+            "link": display.link(display.page_of("task", task.pk), display.task_title(task)),
             "state": display.badges([(task.status, task.status), *admin_tasks.status_labels(task)]),
-            "waits": dependencies_cell.cell(
-                held.get(task.pk, dependencies_cell.DependencyWaits()), upstream_tasks
-            ),
+            "waits": cell(waits[task.pk]),
             "took": admin_tasks.took(task),
-            "cause": dependencies_cell.task_link(task.cause, upstream_tasks) if task.cause else "",
+            "cause": display.task_link(task.cause, upstream_tasks) if task.cause else "",
             "why": display.clean(task.reason) or display.first_line(task.last_error),
         }
         for task in tasks
     ]
+
+
+def _upstream(edge: TaskDependency, tasks: Mapping[uuid.UUID, Task]) -> SafeString:
+    """Show the upstream of an edge and its required ending, or the gate."""
+    if edge.depends_on_id is None:
+        comment = display.clean(edge.comment)
+        return format_html("{} {}", display.badge("gate", edge.gate or ""), comment)
+    return format_html(
+        '{} <span class="durable-quiet">{}</span>',
+        display.task_link(edge.depends_on_id, tasks),
+        edge.dependency_type,
+    )
 
 
 # Related tasks and runs ---------------------------------------------------------------------------
@@ -205,14 +231,11 @@ def _callbacks(run: WorkflowRun) -> list[dict[str, Any]]:
         {
             "kind": kind,
             "name": name,
-            "task": created.get(kind),
-            "state": dependencies_cell.task_link(
-                created[kind].pk, {created[kind].pk: created[kind]}
-            )
-            if kind in created
-            else "",
+            "task": task,
+            "state": display.task_link(task.pk, {task.pk: task}) if task else "",
         }
         for kind, name in run.callbacks.items()
+        for task in (created.get(kind),)
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db.models import Count, F
 
+from django_durable_tasks import models
 from django_durable_tasks.audit import about, in_sets, masked_arguments, of_task
 from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import OPEN, FireOutcome, RecurringStatus, Status, WorkflowStatus
@@ -54,16 +55,6 @@ from django_durable_tasks.command.tasks import (
     tasks,
 )
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.models import (
-    AuditEntry,
-    DeadLetter,
-    Node,
-    OccurrenceRecord,
-    RecurringTask,
-    Task,
-    TaskDependency,
-    WorkflowRun,
-)
 from django_durable_tasks.models.workflows import WorkflowRunQuerySet
 from django_durable_tasks.schedules import explain
 from django_durable_tasks.schedules.schedule_cache import overrides_of
@@ -75,7 +66,7 @@ from django_durable_tasks.workflows.diagrams import FILE_FORMATS, draw
 
 
 def _workflow_runs() -> WorkflowRunQuerySet:
-    queryset: WorkflowRunQuerySet = WorkflowRun.objects.using(database())
+    queryset: WorkflowRunQuerySet = models.WorkflowRun.objects.using(database())
     return queryset.select_related("tenant")
 
 
@@ -97,7 +88,7 @@ _SCHEDULE = (
 )
 _MORE_OF_SCHEDULE = ("id", "queue", "timetable", "max_runs", "overlap", "catch_up_mode", "source")
 _LETTER = ("id", "task_id", "name", "reason", "fingerprint", "attempts", "created_at", "state")
-_OF_LETTER = columns_of(DeadLetter, "tenant", "args", "kwargs")
+_OF_LETTER = columns_of(models.DeadLetter, "tenant", "args", "kwargs")
 _QUEUE = ("queue", *COUNTS, "oldest_due_at", "workers", "concurrency", "paused_by", "reason")
 _NODE = (*OF_NODE, "queues", "last_seen_at", "stopped_at")
 
@@ -127,13 +118,13 @@ def _queues(options: Options) -> list[dict[str, Any]]:
 
 
 def _nodes(options: Options) -> Any:
-    nodes = Node.objects.using(database())
+    nodes = models.Node.objects.using(database())
     nodes = nodes.all() if options["all"] else nodes.alive()
     columns = ("id", *_NODE, "version", "started_at", "declared_dead")
     return nodes.order_by("-last_seen_at", "pk").values(*columns)
 
 
-def _run_row(run: WorkflowRun) -> dict[str, Any]:
+def _run_row(run: models.WorkflowRun) -> dict[str, Any]:
     return {**facts_of(run), "ended": run.ended, "progress": run.progress}
 
 
@@ -268,7 +259,7 @@ _TIMELINE = (
     "error_message",
 )
 _LETTER_OF_TASK = columns_of(
-    DeadLetter, "tenant", "task", "args", "kwargs", "error_message", "attempts"
+    models.DeadLetter, "tenant", "task", "args", "kwargs", "error_message", "attempts"
 )
 # What ``graph`` shows of a task.
 _IN_GRAPH = (
@@ -280,7 +271,7 @@ _IN_GRAPH = (
     "has_dependents",
     "unresolved_dependencies_count",
 )
-TASK_TABLES: dict[str, tuple[Callable[[Task], list[dict[str, Any]]], tuple[str, ...]]] = {}
+TASK_TABLES: dict[str, tuple[Callable[[models.Task], list[dict[str, Any]]], tuple[str, ...]]] = {}
 """The rows of optional apps that ``durable show`` prints of a task, by their name in JSON: what
 reads them, and the columns of their table.
 """
@@ -325,7 +316,7 @@ def show(options: Options, out: Output) -> int:
     )
 
 
-def _show_task(task: Task, out: Output) -> int:
+def _show_task(task: models.Task, out: Output) -> int:
     """Show the row, its attempts and dead letters, with secrets masked."""
     why = [sentence.text for sentence in sentences(task)]
     facts = facts_of(task, *_IN_GRAPH)
@@ -335,7 +326,7 @@ def _show_task(task: Task, out: Output) -> int:
         for log in task.executions.using(task._state.db).order_by("pk")
     ]
     # Its workflow, its edges and gates, the tasks that wait for it, and the cause of its end.
-    edges = TaskDependency.objects.using(database())
+    edges = models.TaskDependency.objects.using(database())
     above = list(edges.above([task.pk]).order_by("pk"))
     upstreams = tasks().in_bulk([edge.depends_on_id for edge in above if edge.depends_on_id])
     below = edges.below([task.pk]).order_by() if task.has_dependents else edges.none()
@@ -391,7 +382,7 @@ def _show_task(task: Task, out: Output) -> int:
     return out.emit(data, "\n".join(lines))
 
 
-def _edge(edge: TaskDependency, upstream: Task | None) -> dict[str, Any]:
+def _edge(edge: models.TaskDependency, upstream: models.Task | None) -> dict[str, Any]:
     is_gate = edge.depends_on_id is None
     status = "DELETED" if upstream is None else upstream.status
     return {
@@ -424,7 +415,7 @@ _FEW_STEPS = 20
 _FEW_FIRES, _FEW_ENTRIES = 5, 10
 
 
-def _show_run(run: WorkflowRun, out: Output) -> int:
+def _show_run(run: models.WorkflowRun, out: Output) -> int:
     """Show one run: its progress, its inner runs, the status of its tasks, and the tasks that fail
     or delay it.
     """
@@ -450,11 +441,11 @@ def _show_run(run: WorkflowRun, out: Output) -> int:
 
 _FIRE = ("nominal", "effective", "remarks")
 _OVERRIDE = ("fire_time", "action", "move_to", "reason", "by")
-_OF_ENTRY = columns_of(OccurrenceRecord, "id", "tenant", "recurring_task")
+_OF_ENTRY = columns_of(models.OccurrenceRecord, "id", "tenant", "recurring_task")
 _LEDGER = ("fire_time", "last_fire_time", "count", "outcome", "task_id", "reason")
 
 
-def _show_schedule(row: RecurringTask, out: Output) -> int:
+def _show_schedule(row: models.RecurringTask, out: Output) -> int:
     """Show the row, its next fires, its overrides and the last entries of its ledger."""
     facts = {**facts_of(row, "declaration"), "schedule": _in_words(row.timetable)}
     facts |= masked_arguments(row.task, row.args, row.kwargs)
@@ -475,9 +466,9 @@ def _show_schedule(row: RecurringTask, out: Output) -> int:
     return out.emit(facts, "\n".join(lines))
 
 
-def _ledger_of(row: RecurringTask) -> Any:
+def _ledger_of(row: models.RecurringTask) -> Any:
     """Return the ledger of a recurring task, the newest entry first."""
-    entries = OccurrenceRecord.objects.using(database()).filter(recurring_task=row.pk)
+    entries = models.OccurrenceRecord.objects.using(database()).filter(recurring_task=row.pk)
     return entries.order_by("-fire_time", "-pk").values(*_OF_ENTRY)
 
 
@@ -589,9 +580,9 @@ def audit(options: Options, out: Output) -> int:
         "until": "at__lt",
         "after": "pk__lt",
     }
-    entries = filtered(AuditEntry.objects.using(database()), options, lookups)
+    entries = filtered(models.AuditEntry.objects.using(database()), options, lookups)
     if options["object"] is not None:
         entries = entries.filter(about(options["object"]) | in_sets(options["object"]))
-    columns = columns_of(AuditEntry, "tenant", "object_ids")
+    columns = columns_of(models.AuditEntry, "tenant", "object_ids")
     rows = list(entries.order_by("-pk").values(*columns)[: options["limit"]])
     return out.page(rows, _AUDIT, options, nothing="there are no such entries")

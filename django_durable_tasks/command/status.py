@@ -6,7 +6,6 @@ import dataclasses
 import platform
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 from django.db import Error
 
@@ -126,7 +125,25 @@ def _warnings(seen: Overview, broker: str | None) -> list[str]:
         for limit in seen.limits
         if limit.too_heavy is not None
     ]
-    texts += [text for node in seen.alive(NodeKind.WORKER) if (text := _untimed(node))]
+    for node in seen.alive(NodeKind.WORKER):
+        # A pool that cannot enforce the time limits of the tasks on its queues.
+        number = 0
+        for task in (
+            map(registry.get, sorted(registry.names())) if node.pool not in ("", "prefork") else ()
+        ):
+            options = task.options
+            is_cancelled = task.is_async and node.pool in ("thread", "solo")
+            # The functions of this package check their limits by themselves. A task to which
+            # Celery's routing gives no queue is reported by a system check.
+            is_ours = options.name.startswith("django_durable_tasks.")
+            if options.is_limited_in_time and not is_cancelled and not is_ours:
+                with suppress(DurableTasksError):
+                    number += ports.queue_of(options.name, options.queue) in node.queues
+        if number:
+            texts.append(
+                f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt"
+                f" {counted(number, 'task')} with time limits."
+            )
     for node in seen.alive(NodeKind.SCHEDULER):
         # A notifier is configured, and the scheduler polls all the same.
         texts += [
@@ -155,30 +172,6 @@ def _warnings(seen: Overview, broker: str | None) -> list[str]:
     return texts
 
 
-def _untimed(node: Node) -> str:
-    """Return a warning for a worker whose pool cannot enforce the time limits of tasks on its
-    queues; empty if it can.
-    """
-    if node.pool in ("", "prefork"):
-        return ""
-    number = 0
-    for task in map(registry.get, sorted(registry.names())):
-        options = task.options
-        is_cancelled = task.is_async and node.pool in ("thread", "solo")
-        # The functions of this package check their limits by themselves. A task to which Celery's
-        # routing gives no queue is reported by a system check.
-        is_ours = options.name.startswith("django_durable_tasks.")
-        if options.is_limited_in_time and not is_cancelled and not is_ours:
-            with suppress(DurableTasksError):
-                number += ports.queue_of(options.name, options.queue) in node.queues
-    if not number:
-        return ""
-    return (
-        f"Node {node.name} has the pool {node.pool!r}, which cannot interrupt"
-        f" {counted(number, 'task')} with time limits."
-    )
-
-
 def _since(instant: datetime, seen: Overview) -> str:
     return ago((seen.now - instant).total_seconds())
 
@@ -201,20 +194,6 @@ def _connections(seen: Overview) -> str:
         f" {counted(len(schedulers), 'scheduler')} ({PER_SCHEDULER} each), and 1 a web thread or"
         f" process; {allowed}"
     )
-
-
-def _node_row(node: Node, seen: Overview) -> dict[str, Any]:
-    row = facts_of(node, "names")
-    row["running"] = None if node.active is None else node.active.get("number")
-    row["skew"] = None if node.skew is None else round(node.skew, 3)
-    states = {
-        "silent": seen.is_silent(node),
-        "stalled": node.pk in seen.stalled,
-        "draining": node.draining,
-        "leads": seen.is_led and node == seen.leader,
-    }
-    state = next((state for state, holds in states.items() if holds), "alive")
-    return {**row, "state": state}
 
 
 @subcommand(
@@ -251,7 +230,19 @@ def status(options: Options, out: Output) -> int:
         {**dataclasses.asdict(depth), "oldest_due": round(_waited(depth, seen), 3)}
         for depth in seen.depths
     ]
-    nodes = [_node_row(node, seen) for node in seen.nodes]
+    nodes = []
+    for node in seen.nodes:
+        states = {
+            "silent": seen.is_silent(node),
+            "stalled": node.pk in seen.stalled,
+            "draining": node.draining,
+            "leads": seen.is_led and node == seen.leader,
+        }
+        row = facts_of(node, "names")
+        row["running"] = None if node.active is None else node.active.get("number")
+        row["skew"] = None if node.skew is None else round(node.skew, 3)
+        row["state"] = next((state for state, holds in states.items() if holds), "alive")
+        nodes.append(row)
     alerts = [{name: getattr(alert, name) for name in _ALERT} for alert in seen.alerts]
     leader = None
     if seen.is_led:

@@ -25,7 +25,6 @@ from django_durable_tasks.masking import masked
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.operations.operation import (
     REASON_HELP,
-    Argument,
     ArgumentType,
     Operation,
     OperationResult,
@@ -269,17 +268,13 @@ def subcommand(
     formats: Sequence[str] = ("table", "json"),
 ) -> Callable[[Callable[[Options, Output], int]], Subcommand]:
     """Decorator: make a function a subcommand; its name is that of the function."""
-
-    def decorate(run: Callable[[Options, Output], int]) -> Subcommand:
-        return Subcommand(
-            name=name or run.__name__.replace("_", "-"),
-            run=run,
-            arguments=arguments,
-            operations=operations,
-            formats=formats,
-        )
-
-    return decorate
+    return lambda run: Subcommand(
+        name=name or run.__name__.replace("_", "-"),
+        run=run,
+        arguments=arguments,
+        operations=operations,
+        formats=formats,
+    )
 
 
 OPTIONAL_SUBCOMMANDS: dict[str, Subcommand] = {}
@@ -450,8 +445,35 @@ def add_operations(parser: ArgumentParser, operations: Sequence[Operation]) -> N
     confirmation.
     """
     for field in (field for operation in operations for field in operation.fields):
-        if field.name not in {action.dest for action in parser._actions}:
-            _add_field(parser, field)
+        if field.name in {action.dest for action in parser._actions}:
+            continue
+        option = f"--{field.name.replace('_', '-')}"
+        described: dict[str, Any] = {"help": str(field.help or field.label)}
+        if field.kind == ArgumentType.FLAG:
+            parser.add_argument(option, action="store_true", **described)
+            continue
+        if field.choices:
+            described["choices"] = [str(value) for value, _label in field.choices if value]
+        else:
+            types: dict[ArgumentType, Callable[[str], Any]] = {
+                ArgumentType.INSTANT: moment,
+                ArgumentType.INTEGER: count if field.minimum else int,
+                ArgumentType.SECONDS: float,
+                ArgumentType.JSON_LIST: _json_of(list, option),
+                ArgumentType.JSON_OBJECT: _json_of(dict, option),
+                ArgumentType.TASK_ID: task_id,
+            }
+            described["type"] = types.get(field.kind, str)
+        if field.metavar:
+            described["metavar"] = field.metavar
+        if field.positional:
+            parser.add_argument(field.name, **described)
+            continue
+        if field.default is not None:
+            described["default"] = field.default
+            described["help"] += f" Default: {field.default}."
+        dest = _RESERVED.get(field.name, field.name)
+        parser.add_argument(option, dest=dest, required=field.required, **described)
     parser.add_argument("--by", help="Who does it. Default: the user of the operating system.")
     required = all(operation.reason == Reason.REQUIRED for operation in operations)
     parser.add_argument("--reason", default="", required=required, help=str(REASON_HELP))
@@ -465,36 +487,6 @@ def add_operations(parser: ArgumentParser, operations: Sequence[Operation]) -> N
             action="store_true",
             help="Confirm. Required if it would change more than the objects that you name.",
         )
-
-
-def _add_field(parser: ArgumentParser, field: Argument) -> None:
-    option = f"--{field.name.replace('_', '-')}"
-    described: dict[str, Any] = {"help": str(field.help or field.label)}
-    if field.kind == ArgumentType.FLAG:
-        parser.add_argument(option, action="store_true", **described)
-        return
-    if field.choices:
-        described["choices"] = [str(value) for value, _label in field.choices if value]
-    else:
-        types: dict[ArgumentType, Callable[[str], Any]] = {
-            ArgumentType.INSTANT: moment,
-            ArgumentType.INTEGER: count if field.minimum else int,
-            ArgumentType.SECONDS: float,
-            ArgumentType.JSON_LIST: _json_of(list, option),
-            ArgumentType.JSON_OBJECT: _json_of(dict, option),
-            ArgumentType.TASK_ID: task_id,
-        }
-        described["type"] = types.get(field.kind, str)
-    if field.metavar:
-        described["metavar"] = field.metavar
-    if field.positional:
-        parser.add_argument(field.name, **described)
-        return
-    if field.default is not None:
-        described["default"] = field.default
-        described["help"] += f" Default: {field.default}."
-    dest = _RESERVED.get(field.name, field.name)
-    parser.add_argument(option, dest=dest, required=field.required, **described)
 
 
 def values(

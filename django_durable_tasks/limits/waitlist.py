@@ -17,8 +17,8 @@ from django_durable_tasks.limits import scopes as limits_scopes
 from django_durable_tasks.limits.backpressure import AT_ONCE, paused_queues
 from django_durable_tasks.limits.scopes import AdmissionRequest, Allowance, Bucket, Capacity, Rate
 from django_durable_tasks.models import LimitBucket
+from django_durable_tasks.models.cluster import LOCK
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import aware, database_now

@@ -3,20 +3,16 @@ of the capabilities.
 """
 
 from django_durable_tasks.choices import DEFAULT_TENANT_ID, DayKind, SpecialDay
-from django_durable_tasks.models.audit import AuditEntry
 from django_durable_tasks.models.cluster import (
     BatchMessage,
+    Limit,
+    LimitBucket,
     Node,
     NodeKind,
     QueueControl,
     SchedulerLease,
 )
-from django_durable_tasks.models.limits import Limit, LimitBucket
-from django_durable_tasks.models.schedules import (
-    Calendar,
-    OccurrenceRecord,
-    RecurringTask,
-)
+from django_durable_tasks.models.schedules import Calendar, OccurrenceRecord, RecurringTask
 from django_durable_tasks.models.tasks import (
     DeadLetter,
     RequestKind,
@@ -24,9 +20,7 @@ from django_durable_tasks.models.tasks import (
     TaskExecutionLog,
     TaskRequest,
 )
-from django_durable_tasks.models.tenants import (
-    Tenant,
-)
+from django_durable_tasks.models.tenants import AuditEntry, Tenant
 from django_durable_tasks.models.workflows import EndingEvent, TaskDependency, WorkflowRun
 
 __all__ = [

@@ -81,6 +81,20 @@ def choices_of(values: Iterable[StrEnum]) -> list[tuple[str, str]]:
     return [(choice.value, choice.value) for choice in values]
 
 
+def choice_field(
+    label: Any, values: Iterable[StrEnum], max_length: int, **options: Any
+) -> models.CharField[str, str]:
+    """Return the column of a value of an enum, which is shown as it is stored."""
+    choices = choices_of(values)
+    return ExactCharField(label, max_length=max_length, choices=choices, **options)
+
+
+UNCONSTRAINED: Any = {"db_index": False, "db_constraint": False}
+"""The options of foreign keys without a constraint, so that no INSERT locks the row that they
+name, and without an index of their own.
+"""
+
+
 def constant(value: Any) -> Any:
     """Return an instant as an expression of a statement, for Case and functions; expressions are
     returned as they are.

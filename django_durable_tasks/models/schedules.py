@@ -27,13 +27,14 @@ from django_durable_tasks.choices import (
     TargetType,
 )
 from django_durable_tasks.models.fields import (
+    UNCONSTRAINED,
     EncryptedJSONField,
     ExactCharField,
     InstantField,
     PartialIndex,
     PresentUnique,
     StatementTime,
-    choices_of,
+    choice_field,
 )
 from django_durable_tasks.models.guarded import (
     GuardedModel,
@@ -109,12 +110,7 @@ class RecurringTask(GuardedModel):
     tenant = tenant_key()
     name = ExactCharField(_("name"), max_length=200)
     description = ExactCharField(_("description"), max_length=500, blank=True, default="")
-    status = ExactCharField(
-        _("status"),
-        max_length=9,
-        choices=choices_of(RecurringStatus),
-        default=RecurringStatus.ACTIVE.value,
-    )
+    status = choice_field(_("status"), RecurringStatus, 9, default=RecurringStatus.ACTIVE.value)
     status_reason = ExactCharField(_("status reason"), max_length=200, blank=True, default="")
     status_by = ExactCharField(_("status set by"), max_length=200, blank=True, default="")
     paused_at = InstantField(_("paused at"), null=True, blank=True)
@@ -135,11 +131,8 @@ class RecurringTask(GuardedModel):
     options = models.JSONField(
         _("options"), default=dict, blank=True, help_text=_("As for .using() of the task.")
     )
-    target_type = ExactCharField(
-        _("target type"),
-        max_length=13,
-        choices=choices_of(TargetType),
-        default=TargetType.CELERY_TASK.value,
+    target_type = choice_field(
+        _("target type"), TargetType, 13, default=TargetType.CELERY_TASK.value
     )
 
     timetable = models.JSONField(_("timetable"), help_text=_("One or more parts, combined by OR."))
@@ -172,29 +165,19 @@ class RecurringTask(GuardedModel):
         help_text=_("Seconds after its fire time at which a run is too late."),
     )
 
-    catch_up_mode = ExactCharField(
-        _("catch-up mode"),
-        max_length=14,
-        choices=choices_of(CatchUp),
-        default=CatchUp.RUN_ONE_NOW.value,
-    )
+    catch_up_mode = choice_field(_("catch-up mode"), CatchUp, 14, default=CatchUp.RUN_ONE_NOW.value)
     misfire_grace = models.FloatField(_("misfire grace"), default=60.0, help_text=_("Seconds."))
     catchup_window = models.FloatField(
         _("catch-up window"), null=True, blank=True, help_text=_("Seconds.")
     )
     max_catchup_runs = models.IntegerField(_("most runs caught up"), default=100)
-    catchup_order = ExactCharField(
-        _("catch-up order"),
-        max_length=6,
-        choices=choices_of(CatchUpOrder),
-        default=CatchUpOrder.OLDEST.value,
+    catchup_order = choice_field(
+        _("catch-up order"), CatchUpOrder, 6, default=CatchUpOrder.OLDEST.value
     )
     catchup_pace = models.FloatField(
         _("catch-up pace"), default=0.0, help_text=_("Seconds between two such runs.")
     )
-    overlap = ExactCharField(
-        _("overlap"), max_length=15, choices=choices_of(Overlap), default=Overlap.SKIP.value
-    )
+    overlap = choice_field(_("overlap"), Overlap, 15, default=Overlap.SKIP.value)
     overlap_key = ExactCharField(
         _("overlap key"),
         max_length=200,
@@ -363,10 +346,6 @@ class OccurrenceQuerySet(TenantQuerySet["OccurrenceRecord"]):
         """Entries of single fire times."""
         return self.filter(unique_fire_time__isnull=False)
 
-    def ranges(self) -> Self:
-        """Entries of ranges of fire times."""
-        return self.filter(last_fire_time__isnull=False)
-
     def covering(self, fire_time: datetime) -> Self:
         """Entries that cover this fire time: its own first, then the ranges."""
         exact = Q(unique_fire_time=fire_time)
@@ -393,9 +372,8 @@ class OccurrenceRecord(GuardedModel):
     recurring_task = models.ForeignKey(
         "django_durable_tasks.RecurringTask",
         models.CASCADE,
-        db_index=False,
-        db_constraint=False,
         related_name="occurrences",
+        **UNCONSTRAINED,
     )
     fire_time = InstantField(_("fire time"))
     last_fire_time = InstantField(_("last fire time"), null=True, blank=True)
@@ -403,16 +381,15 @@ class OccurrenceRecord(GuardedModel):
     count_is_exact = models.BooleanField(_("count is exact"), default=True)
     unique_fire_time = InstantField(null=True, editable=False)
     effective_at = InstantField(_("effective at"), null=True, blank=True)
-    outcome = ExactCharField(_("outcome"), max_length=16, choices=choices_of(FireOutcome))
+    outcome = choice_field(_("outcome"), FireOutcome, 16)
     reason = ExactCharField(_("reason"), max_length=500, blank=True, default="")
     task = models.ForeignKey(
         "django_durable_tasks.Task",
         models.DO_NOTHING,
         null=True,
         blank=True,
-        db_index=False,
-        db_constraint=False,
         related_name="+",
+        **UNCONSTRAINED,
     )
     blocked_by = models.UUIDField(_("blocked by"), null=True, blank=True)
     request_id = ExactCharField(_("request id"), max_length=200, null=True, blank=True)

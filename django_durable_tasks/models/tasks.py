@@ -31,6 +31,7 @@ from django_durable_tasks.choices import (
 )
 from django_durable_tasks.models.fields import (
     TASK_TABLE,
+    UNCONSTRAINED,
     DatabaseNow,
     EncryptedJSONField,
     ExactCharField,
@@ -39,6 +40,7 @@ from django_durable_tasks.models.fields import (
     PresentUnique,
     StatementTime,
     UnindexedIn,
+    choice_field,
     choices_of,
 )
 from django_durable_tasks.models.guarded import (
@@ -252,10 +254,6 @@ class TaskQuerySet(TenantQuerySet["Task"]):
         """RUNNING tasks whose lease has expired."""
         return self.running().filter(lease_until__lt=now)
 
-    def owned_by(self, nodes: list[uuid.UUID]) -> Self:
-        """Tasks that these nodes claimed or run."""
-        return self.filter(node__in=nodes)
-
     def retrying(self) -> Self:
         """PENDING tasks with a failed attempt."""
         return self.pending().filter(failures__gt=0)
@@ -349,7 +347,7 @@ class Task(GuardedModel):
     kwargs = EncryptedJSONField(_("keyword arguments"), default=dict)
     options = models.JSONField(_("overridden options"), null=True, blank=True)
 
-    status = ExactCharField(_("status"), max_length=9, choices=choices_of(Status))
+    status = choice_field(_("status"), Status, 9)
     status.register_lookup(UnindexedIn)
     run_at = InstantField(_("run at"), help_text=_("Earliest start, as it was asked for."))
     due_at = InstantField(_("due at"), null=True, blank=True)
@@ -369,9 +367,7 @@ class Task(GuardedModel):
     publish_count = models.IntegerField(_("publish count"), db_default=0)
     max_attempts = models.IntegerField(_("max attempts"), db_default=5)
     max_crashes = models.IntegerField(_("max crashes"), db_default=3)
-    on_orphan = ExactCharField(
-        _("on orphan"), max_length=11, choices=choices_of(OnOrphan), db_default=OnOrphan.RETRY.value
-    )
+    on_orphan = choice_field(_("on orphan"), OnOrphan, 11, db_default=OnOrphan.RETRY.value)
     expected_duration = models.DurationField(_("expected duration"), null=True, blank=True)
 
     idempotency_key = ExactCharField(_("idempotency key"), max_length=200, null=True, blank=True)
@@ -392,11 +388,8 @@ class Task(GuardedModel):
     started_at = InstantField(_("started at"), null=True, blank=True)
     completed_at = InstantField(_("completed at"), null=True, blank=True)
 
-    target_type = ExactCharField(
-        _("target type"),
-        max_length=13,
-        choices=choices_of(TargetType),
-        db_default=TargetType.CELERY_TASK.value,
+    target_type = choice_field(
+        _("target type"), TargetType, 13, db_default=TargetType.CELERY_TASK.value
     )
     time_zone = ExactCharField(_("time zone"), max_length=64, db_default="", blank=True)
     recurring_task = models.ForeignKey(
@@ -404,9 +397,8 @@ class Task(GuardedModel):
         models.DO_NOTHING,
         null=True,
         blank=True,
-        db_index=False,
-        db_constraint=False,
         related_name="tasks",
+        **UNCONSTRAINED,
     )
     fire_time = InstantField(_("fire time"), null=True, blank=True)
     # A key of 200 characters after the id of the tenant.
@@ -416,19 +408,15 @@ class Task(GuardedModel):
         models.DO_NOTHING,
         null=True,
         blank=True,
-        db_index=False,
-        db_constraint=False,
         related_name="tasks",
+        **UNCONSTRAINED,
     )
     step = ExactCharField(_("step"), max_length=200, null=True, blank=True)
     join_count = models.IntegerField(
         _("join"), null=True, blank=True, help_text=_("How many of its edges it needs; empty: all.")
     )
-    on_upstream_failure = ExactCharField(
-        _("on upstream failure"),
-        max_length=4,
-        choices=choices_of(OnUpstreamFailure),
-        db_default=OnUpstreamFailure.SKIP.value,
+    on_upstream_failure = choice_field(
+        _("on upstream failure"), OnUpstreamFailure, 4, db_default=OnUpstreamFailure.SKIP.value
     )
     cause = models.UUIDField(
         _("cause"), null=True, blank=True, help_text=_("The task because of which it ended.")
@@ -623,7 +611,7 @@ class TaskExecutionLog(GuardedModel):
     )
     tenant = tenant_key()
     attempt_number = models.IntegerField(_("attempt"))
-    status = ExactCharField(_("status"), max_length=9, choices=choices_of(LogStatus))
+    status = choice_field(_("status"), LogStatus, 9)
     # Since when the task was due, when it was claimed, and when it started: the waits for the
     # scheduler and for the broker. ready_at is NULL if the task was published without a claim.
     ready_at = InstantField(_("ready at"), null=True)
@@ -715,9 +703,7 @@ class DeadLetter(GuardedModel):
     )
     created_at = InstantField(_("created at"))
     resolved_at = InstantField(_("resolved at"), null=True, blank=True)
-    resolution = ExactCharField(
-        _("resolution"), max_length=9, blank=True, default="", choices=choices_of(Resolution)
-    )
+    resolution = choice_field(_("resolution"), Resolution, 9, blank=True, default="")
     resolved_by = ExactCharField(_("resolved by"), max_length=200, blank=True, default="")
     comment = ExactCharField(_("comment"), max_length=500, blank=True, default="")
 

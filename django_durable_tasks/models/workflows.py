@@ -19,11 +19,13 @@ from django_durable_tasks.choices import (
     WorkflowStatus,
 )
 from django_durable_tasks.models.fields import (
+    UNCONSTRAINED,
     ExactCharField,
     InstantField,
     PartialIndex,
     PresentUnique,
     StatementTime,
+    choice_field,
     choices_of,
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
@@ -77,7 +79,7 @@ class WorkflowRun(GuardedModel):
     id = models.UUIDField(primary_key=True, default=new_task_id, editable=False)
     tenant = tenant_key()
     name = ExactCharField(_("name"), max_length=200, db_index=True)
-    status = ExactCharField(_("status"), max_length=9, choices=choices_of(WorkflowStatus))
+    status = choice_field(_("status"), WorkflowStatus, 9)
     key = ExactCharField(_("key"), max_length=200, null=True, blank=True)
     open_key = ExactCharField(max_length=200, null=True, editable=False)
     parent = models.UUIDField(_("parent run"), null=True, blank=True)
@@ -219,9 +221,8 @@ class TaskDependency(GuardedModel):
         "django_durable_tasks.Task",
         models.CASCADE,
         related_name="dependencies",
-        db_index=False,
-        db_constraint=False,
         verbose_name=_("task"),
+        **UNCONSTRAINED,
     )
     depends_on = models.ForeignKey(
         "django_durable_tasks.Task",
@@ -229,15 +230,11 @@ class TaskDependency(GuardedModel):
         null=True,
         blank=True,
         related_name="dependents",
-        db_index=False,
-        db_constraint=False,
         verbose_name=_("depends on"),
+        **UNCONSTRAINED,
     )
-    dependency_type = ExactCharField(
-        _("dependency type"),
-        max_length=12,
-        choices=choices_of(DependencyType),
-        db_default=DependencyType.MUST_SUCCEED.value,
+    dependency_type = choice_field(
+        _("dependency type"), DependencyType, 12, db_default=DependencyType.MUST_SUCCEED.value
     )
     gate = ExactCharField(_("gate"), max_length=8, null=True, blank=True, choices=choices_of(Gate))
     on_upstream_failure = ExactCharField(

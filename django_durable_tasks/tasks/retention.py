@@ -23,7 +23,7 @@ from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.limits import config, scopes
 from django_durable_tasks.models import DeadLetter, LimitBucket, Node, Task, TaskExecutionLog
-from django_durable_tasks.models.limits import LOCK
+from django_durable_tasks.models.cluster import LOCK
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.models.workflows import COUNTS, WorkflowRunQuerySet
 from django_durable_tasks.operations.operation import (

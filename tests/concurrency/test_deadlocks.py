@@ -15,7 +15,7 @@ from django.db import OperationalError, connection
 
 from django_durable_tasks.limits import waitlist
 from django_durable_tasks.models import Limit
-from django_durable_tasks.models.limits import LimitBucket
+from django_durable_tasks.models.cluster import LimitBucket
 from django_durable_tasks.states import dependencies
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now

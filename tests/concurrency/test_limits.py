@@ -17,7 +17,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import config, release, waitlist
 from django_durable_tasks.limits.scopes import Allowance, rate_of
 from django_durable_tasks.models import Limit, Task
-from django_durable_tasks.models.limits import LOCK, LimitBucket
+from django_durable_tasks.models.cluster import LOCK, LimitBucket
 from django_durable_tasks.states import endings
 from django_durable_tasks.store import connections, tables
 from django_durable_tasks.store.clock import database_now

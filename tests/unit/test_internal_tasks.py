@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_durable_tasks import registry
-from django_durable_tasks.admin.recurring_form import task_names
+from django_durable_tasks.admin.recurring_tasks import task_names
 
 
 def test_the_form_of_a_schedule_offers_no_internal_tasks() -> None:

@@ -12,9 +12,8 @@ from django.http import HttpRequest
 from django.utils.html import escape
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.admin import display, filters, tenants
+from django_durable_tasks.admin import display, filters, installation
 from django_durable_tasks.admin.actions import action_of, form_fields, who
-from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.contrib.api import access, quotas
 from django_durable_tasks.contrib.api.access import SCOPE_HELP, ApiScope
@@ -39,7 +38,7 @@ _QuotaFields: Any = type(
 )
 
 
-class TenantForm(_QuotaFields, tenants.TenantForm):
+class TenantForm(_QuotaFields, installation.TenantForm):
     """A tenant with its quotas and staff users."""
 
     staff = forms.CharField(
@@ -89,7 +88,7 @@ def _staff_of(tenant: Tenant) -> list[str]:
     return list(users.values_list("username", flat=True))
 
 
-class TenantAdmin(tenants.TenantAdmin):
+class TenantAdmin(installation.TenantAdmin):
     """Tenants with their quotas and staff users."""
 
     list_select_related = ("quota",)
@@ -150,12 +149,12 @@ class TenantAdmin(tenants.TenantAdmin):
 
 
 # Unless the project has removed or replaced the admin of the core.
-if type(admin.site._registry.get(Tenant)) is tenants.TenantAdmin:
+if type(admin.site._registry.get(Tenant)) is installation.TenantAdmin:
     admin.site.unregister(Tenant)
     admin.site.register(Tenant, TenantAdmin)
 
 
-PAGES["API key"] = ApiKey
+installation.PAGES["API key"] = ApiKey
 
 # The admin of API keys: create one, which is shown once, and revoke others.
 

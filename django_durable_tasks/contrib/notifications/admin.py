@@ -12,9 +12,8 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.admin import display, filters
+from django_durable_tasks.admin import display, filters, installation
 from django_durable_tasks.admin.actions import action_of, who
-from django_durable_tasks.admin.audit_entries import PAGES
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
 from django_durable_tasks.admin.readonly import DurableModelAdmin
 from django_durable_tasks.choices import FLAGS, DeliveryType
@@ -23,7 +22,7 @@ from django_durable_tasks.contrib.notifications.models import NotificationSettin
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.masking import MASK
 
-PAGES["notification setting"] = NotificationSetting
+installation.PAGES["notification setting"] = NotificationSetting
 _VALUES = (*messages.CHECKS, "delivery_type")
 
 

@@ -14,27 +14,19 @@ from django.utils.text import capfirst
 
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
-from django_durable_tasks.command import dev, fire_times, listing, queues, schedules, status, tasks
-from django_durable_tasks.command.subcommand import (
-    EXIT_CODES,
-    OPTIONAL_SUBCOMMANDS,
-    REFUSED,
-    UNHEALTHY,
-    Output,
-    operator,
-    subcommands_of,
-)
+from django_durable_tasks.command import dev, listing, queues, schedules, status, tasks
+from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.conf import InvalidSetting
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
 
 GROUPS = {
-    "development": subcommands_of(dev),
-    "state": subcommands_of(status, listing),
-    "tasks, workflows, dependencies": subcommands_of(tasks),
-    "queues, limits, maintenance": subcommands_of(queues),
-    "schedules, calendars": subcommands_of(schedules, fire_times),
-    "optional apps": OPTIONAL_SUBCOMMANDS,
+    "development": cli.subcommands_of(dev),
+    "state": cli.subcommands_of(status, listing),
+    "tasks, workflows, dependencies": cli.subcommands_of(tasks),
+    "queues, limits, maintenance": cli.subcommands_of(queues),
+    "schedules, calendars": cli.subcommands_of(schedules),
+    "optional apps": cli.OPTIONAL_SUBCOMMANDS,
 }
 SUBCOMMANDS = {name: one for group in GROUPS.values() for name, one in group.items()}
 _OF_APPS = {
@@ -65,7 +57,7 @@ class Command(BaseCommand):
                     f"{name} is a command of the app 'django_durable_tasks.contrib.{app}': add it"
                     " to INSTALLED_APPS, and run `manage.py migrate`."
                 )
-                sys.exit(REFUSED)
+                sys.exit(cli.REFUSED)
         super().run_from_argv(argv)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -76,7 +68,7 @@ class Command(BaseCommand):
             for title, group in GROUPS.items()
             if group
         ]
-        parser.epilog = "\n\n".join([*groups, EXIT_CODES])
+        parser.epilog = "\n\n".join([*groups, cli.EXIT_CODES])
         parsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
         for subcommand in SUBCOMMANDS.values():
             subcommand.add_to(parsers)
@@ -86,21 +78,21 @@ class Command(BaseCommand):
         if options["subcommand"] is None:
             # The list of the subcommands is worth more than the message that one is required.
             self.create_parser("manage.py", "durable").print_help(sys.stderr)
-            sys.exit(REFUSED)
+            sys.exit(cli.REFUSED)
         subcommand = SUBCOMMANDS[options["subcommand"]]
         as_json = options["format"] == "json"
-        out = Output(subcommand.name, self.stdout, self.stderr, as_json=as_json)
+        out = cli.Output(subcommand.name, self.stdout, self.stderr, as_json=as_json)
         try:
-            with acting(AuditSource.COMMAND, operator()):
+            with acting(AuditSource.COMMAND, cli.operator()):
                 code = subcommand.run(options, out)
         except (DurableTasksError, InvalidSetting) as refused:
-            raise CommandError(str(refused), returncode=REFUSED) from refused
+            raise CommandError(str(refused), returncode=cli.REFUSED) from refused
         except DatabaseError as error:
             message = (
                 capfirst(reason_of(error))
                 if is_unmigrated(error)
                 else f"The database refused or does not answer: {error}"
             )
-            raise CommandError(message, returncode=UNHEALTHY) from error
+            raise CommandError(message, returncode=cli.UNHEALTHY) from error
         if code:
             sys.exit(code)

@@ -158,7 +158,16 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
-        self._warn_of_declarations()
+        # Which recurring tasks differ from the declarations. An unavailable database does not
+        # prevent the start of the scheduler.
+        try:
+            load_declarations()
+            warning = sync.waiting(sync.diff())
+        except (DurableTasksError, Error) as error:
+            reason = reason_of(error) if is_unmigrated(error) else error
+            warning = f"Declared schedules were not compared with the rows: {reason}"
+        if warning:
+            self.stderr.write(warning)
         if options["concurrency"] and not options["with_worker"]:
             raise CommandError("-c needs --with-worker.")
         if options["once"] and options["with_worker"]:
@@ -177,7 +186,18 @@ class Command(BaseCommand):
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: scheduler.stop())
-        worker = self._worker(options, scheduler) if options["with_worker"] else None
+        worker = None
+        if options["with_worker"]:
+            problem = inspect.load_tasks()
+            if problem is not None:
+                raise CommandError(f"The modules of tasks cannot be imported: {problem}")
+            node = options["node_id"].replace("@", "-")
+            name = ("-n", f"worker-of-{node}@%h") if node else ()
+            concurrency = ("-c", str(options["concurrency"])) if options["concurrency"] else ()
+            worker = _Worker(celery_worker(*name, *concurrency), scheduler.stop)
+            # Celery finishes the running tasks after SIGTERM, and interrupts them after SIGQUIT.
+            for number, sent in _SIGNALS_TO_WORKER.items():
+                signal.signal(number, partial(worker.on_signal, sent))
         server = self._metrics_server(options["metrics_port"])
         self.stdout.write(f"{scheduler.name} runs; stop it with Ctrl-C.")
         connections.close_all()  # the scheduler opens its own connections
@@ -190,20 +210,6 @@ class Command(BaseCommand):
                 worker.end()
         if worker is not None and worker.ended_first:
             raise CommandError(f"The worker ended with exit code {worker.child.code}.")
-
-    def _worker(self, options: dict[str, Any], scheduler: Scheduler) -> _Worker:
-        """Start the worker. Raises CommandError if its modules of tasks cannot be imported."""
-        problem = inspect.load_tasks()
-        if problem is not None:
-            raise CommandError(f"The modules of tasks cannot be imported: {problem}")
-        node = options["node_id"].replace("@", "-")
-        name = ("-n", f"worker-of-{node}@%h") if node else ()
-        concurrency = ("-c", str(options["concurrency"])) if options["concurrency"] else ()
-        worker = _Worker(celery_worker(*name, *concurrency), scheduler.stop)
-        # Celery finishes the running tasks after SIGTERM, and interrupts them after SIGQUIT.
-        for number, sent in _SIGNALS_TO_WORKER.items():
-            signal.signal(number, partial(worker.on_signal, sent))
-        return worker
 
     def _metrics_server(self, address: tuple[str, int] | None) -> Any:
         """Start the server of ``--metrics-port``; return None without it. Raises CommandError."""
@@ -227,16 +233,3 @@ class Command(BaseCommand):
         # A file or a pipe is buffered, and the port 0 is known only from this line.
         self.stdout.flush()
         return server
-
-    def _warn_of_declarations(self) -> None:
-        """Log which recurring tasks differ from the declarations. An unavailable database does not
-        prevent the start of the scheduler.
-        """
-        try:
-            load_declarations()
-            warning = sync.waiting(sync.diff())
-        except (DurableTasksError, Error) as error:
-            reason = reason_of(error) if is_unmigrated(error) else error
-            warning = f"Declared schedules were not compared with the rows: {reason}"
-        if warning:
-            self.stderr.write(warning)

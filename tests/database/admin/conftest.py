@@ -6,7 +6,7 @@ import pytest
 from django.conf import settings as project_settings
 from django.test import Client, override_settings
 
-from django_durable_tasks.admin import recurring_form
+from django_durable_tasks.admin import recurring_tasks
 from tests.database.admin.full_tenant import a_full_tenant, hostile_rows, shared_rows
 from tests.database.admin.site import operator
 
@@ -23,7 +23,7 @@ def _with_open_notifications() -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def few_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the form of a schedule offer few zones: each of 600 options is a template to render."""
-    monkeypatch.setattr(recurring_form, "zone_names", lambda: ZONES)
+    monkeypatch.setattr(recurring_tasks, "zone_names", lambda: ZONES)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from django.db import models
 from django.test.utils import isolate_apps
 
 from django_durable_tasks.admin import display
-from django_durable_tasks.admin.recurring_form import RecurringForm
+from django_durable_tasks.admin.recurring_tasks import RecurringForm
 from django_durable_tasks.models import RecurringTask, Tenant
 from django_durable_tasks.models.fields import EncryptedJSONField, ExactCharField, InstantField
 from django_durable_tasks.schedules.options import COLUMNS, ScheduleOptions

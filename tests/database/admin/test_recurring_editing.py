@@ -11,8 +11,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from django_durable_tasks.admin import recurring_form
-from django_durable_tasks.admin.recurring_form import RecurringForm
+from django_durable_tasks.admin import recurring_tasks
+from django_durable_tasks.admin.recurring_tasks import RecurringForm
 from django_durable_tasks.models import (
     DEFAULT_TENANT_ID,
     Calendar,
@@ -122,7 +122,7 @@ OTHERS = {
 
 
 def test_every_zone_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurring_form, "zone_names", zones.zone_names)
+    monkeypatch.setattr(recurring_tasks, "zone_names", zones.zone_names)
     field: Any = RecurringForm(tenants=Tenant.objects.all(), secrets=True).fields["timezone"]
     offered = [value for value, _title in field.choices]
     assert offered == sorted(zones.zone_names())

@@ -18,7 +18,7 @@ from django.db.models.signals import pre_delete
 from django_durable_tasks import durable_task
 from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
-from django_durable_tasks.models.limits import LOCK
+from django_durable_tasks.models.cluster import LOCK
 from django_durable_tasks.models.tasks import uuid7
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases

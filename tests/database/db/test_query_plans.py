@@ -143,7 +143,10 @@ def _check_queries_without_due_tasks(now: datetime, crowd: uuid.UUID) -> None:
     _by(overdue, "durable_task_queued")
     assert overdue.pages() < 300, overdue
 
-    _by(Plan.of(Task.objects.running().owned_by([crowd]).values("pk")), "durable_task_running")
+    _by(
+        Plan.of(Task.objects.running().filter(node__in=[crowd]).values("pk")),
+        "durable_task_running",
+    )
     _by(Plan.of(Task.objects.lease_over(now).values("pk")[:100]), "durable_task_running")
     _by(Plan.of(Task.objects.queued().order_by().values("queue").distinct()), "durable_task_queued")
 

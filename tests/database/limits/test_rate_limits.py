@@ -11,7 +11,7 @@ import pytest
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import config, release
 from django_durable_tasks.models import LimitBucket, Task
-from django_durable_tasks.models.limits import LOCK
+from django_durable_tasks.models.cluster import LOCK
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks import retention

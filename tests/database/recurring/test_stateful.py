@@ -209,7 +209,7 @@ class Trigger(RuleBasedStateMachine):
         }
         recorded = [
             (one.outcome, one.fire_time, one.last_fire_time, one.count)
-            for one in lines.ranges().order_by("pk")
+            for one in lines.filter(last_fire_time__isnull=False).order_by("pk")
         ]
         assert all(one.count_is_exact for one in lines)
         for outcome, fires in plan.stretches:

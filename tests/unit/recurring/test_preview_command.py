@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from django_durable_tasks.command.fire_times import preview
+from django_durable_tasks.command.schedules import preview
 from tests.database.commands.durable_command import durable, json_of
 
 PROJECT = Path(__file__).resolve().parents[3] / "example_project"

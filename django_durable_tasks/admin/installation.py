@@ -1,26 +1,32 @@
-"""The admin pages of nodes, queues and limits, and the overview of the installation."""
+"""The admin pages of the installation: nodes, queues, limits, tenants, audit entries, and the
+overview.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar, cast
 
 from django.contrib import admin, messages
+from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.core.exceptions import PermissionDenied
-from django.db.models import Exists, OuterRef, QuerySet, Subquery
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_POST
 
-from django_durable_tasks import conf, registry
-from django_durable_tasks.admin import actions, display
+from django_durable_tasks import audit, conf, models, registry
+from django_durable_tasks.admin import actions, display, filters
 from django_durable_tasks.admin.actions import OperationPage, who
 from django_durable_tasks.admin.display import list_of, since
 from django_durable_tasks.admin.fields import OPENED, EditModelForm
-from django_durable_tasks.admin.filters import ChoiceFilter, is_limited
 from django_durable_tasks.admin.readonly import DurableModelAdmin, ReadOnlyAdmin, section
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster import nodes, queues, status
@@ -29,9 +35,8 @@ from django_durable_tasks.cluster.status import Overview, overview
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.operator_limits import limit_waits
 from django_durable_tasks.limits.scopes import waiting
-from django_durable_tasks.models import Limit, Node, NodeKind, QueueControl, SchedulerLease, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations.operation import OPERATIONS, Operation
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago
 
@@ -39,7 +44,7 @@ from django_durable_tasks.tasks.explanations import ago
 # heartbeats, and which is the leader.
 
 
-class AliveFilter(ChoiceFilter):
+class AliveFilter(filters.ChoiceFilter):
     """Filter by whether the process is live."""
 
     title = _("process")
@@ -67,7 +72,7 @@ def state(node: Any) -> SafeString | str:
 
 
 @admin.display(description=_("clock"))
-def _clock(node: Node) -> SafeString | str:
+def _clock(node: models.Node) -> SafeString | str:
     """Show the difference between its host's clock and the database's, with a mark if it is too
     large.
     """
@@ -78,14 +83,14 @@ def _clock(node: Node) -> SafeString | str:
 
 
 @admin.display(description=_("releases"))
-def _releases(node: Node) -> str:
+def _releases(node: models.Node) -> str:
     """Show its releases of the package and of the time zone database."""
     releases = node.versions or {"package": node.version}
     return ", ".join(f"{package} {release}" for package, release in releases.items())
 
 
 @admin.display(description=_("runs"))
-def _runs(node: Node) -> SafeString:
+def _runs(node: models.Node) -> SafeString:
     """Link its running tasks."""
     tasks = display.list_of("task", status__exact="RUNNING", node__exact=node.pk)
     return display.link(tasks, _("running tasks"))
@@ -106,7 +111,7 @@ _RUNNING = display.column(
 _QUEUES = display.column(_("queues"), lambda node: _listed(node.queues))
 
 
-@admin.register(Node)
+@admin.register(models.Node)
 class NodeAdmin(ReadOnlyAdmin):
     """Schedulers and workers."""
 
@@ -146,7 +151,9 @@ class NodeAdmin(ReadOnlyAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        leads = SchedulerLease.objects.filter(holder=OuterRef("pk"), expires_at__gte=DatabaseNow())
+        leads = models.SchedulerLease.objects.filter(
+            holder=OuterRef("pk"), expires_at__gte=DatabaseNow()
+        )
         columns = {"leads": Exists(leads), "term": Subquery(leads.values("term")[:1])}
         nodes = super().get_queryset(request).defer("names").annotate(**columns)
         return cast("QuerySet[Any]", nodes)
@@ -171,7 +178,7 @@ def _held(lease: Any) -> SafeString | str:
     return str(lease.holder_name or lease.holder)
 
 
-@admin.register(SchedulerLease)
+@admin.register(models.SchedulerLease)
 class SchedulerLeaseAdmin(ReadOnlyAdmin):
     """The scheduler lease."""
 
@@ -188,7 +195,7 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        names = Node.objects.filter(pk=OuterRef("holder")).values("name")[:1]
+        names = models.Node.objects.filter(pk=OuterRef("holder")).values("name")[:1]
         leases = super().get_queryset(request).annotate(holder_name=Subquery(names))
         return cast("QuerySet[Any]", leases)
 
@@ -197,7 +204,7 @@ class SchedulerLeaseAdmin(ReadOnlyAdmin):
 # or resume each.
 
 
-@admin.register(QueueControl)
+@admin.register(models.QueueControl)
 class QueueControlAdmin(ReadOnlyAdmin):
     """Queues."""
 
@@ -277,7 +284,7 @@ class LimitForm(EditModelForm):
         return row.set_at.isoformat()
 
 
-@admin.register(Limit)
+@admin.register(models.Limit)
 class LimitAdmin(DurableModelAdmin):
     """Limits; they are set, changed and removed here, and effective within a second."""
 
@@ -310,7 +317,7 @@ class LimitAdmin(DurableModelAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("scope",) if obj is not None else ()
 
-    def save_model(self, request: HttpRequest, obj: Limit, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: models.Limit, form: Any, change: bool) -> None:
         operator_limits.set_limit.perform(
             obj.scope,
             by=who(request),
@@ -320,10 +327,32 @@ class LimitAdmin(DurableModelAdmin):
             burst=obj.burst,
             seen_at=obj.set_at if change else None,
         )
-        for warning in _warnings(obj):
-            self.message_user(request, warning, messages.WARNING)
+        # A scope that matches nothing yet, and a limit that admits no task.
+        kind, _colon, name = obj.scope.partition(":")
+        names: Collection[str] | None = None
+        if kind == "queue":
+            queues_of_code = inspect.declared_queues()
+            in_use = {depth.queue for depth in queues.depths(database_now(), queues_of_code)}
+            names = queues_of_code | in_use
+        elif kind == "task":
+            inspect.load_tasks()
+            names = registry.names()
+        elif kind == "tenant":
+            tenants = models.Tenant.objects.using(conf.settings().DATABASE)
+            names = set(map(str, tenants.values_list("pk", flat=True)))
+        if names is not None and name not in names:
+            text = (
+                f"No {kind} with the name {name} exists: the limit applies to no task until it"
+                " does."
+            )
+            self.message_user(request, text, messages.WARNING)
+        if obj.max_concurrency == 0:
+            text = (
+                "With a max concurrency of 0 no task starts. To stop a queue temporarily, pause it."
+            )
+            self.message_user(request, text, messages.WARNING)
 
-    def delete_model(self, request: HttpRequest, obj: Limit) -> None:
+    def delete_model(self, request: HttpRequest, obj: models.Limit) -> None:
         operator_limits.remove_limit.perform(obj.scope, by=who(request), reason="")
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
@@ -332,26 +361,192 @@ class LimitAdmin(DurableModelAdmin):
             operator_limits.remove_limit.perform(scope, by=who(request), reason="")
 
 
-def _warnings(limit: Limit) -> Iterator[str]:
-    """Yield warnings: a scope that matches nothing yet, a limit that admits no task."""
-    kind, _colon, name = limit.scope.partition(":")
-    names: Collection[str] | None = None
-    if kind == "queue":
-        queues_of_code = inspect.declared_queues()
-        in_use = {depth.queue for depth in queues.depths(database_now(), queues_of_code)}
-        names = queues_of_code | in_use
-    elif kind == "task":
-        inspect.load_tasks()
-        names = registry.names()
-    elif kind == "tenant":
-        tenants = Tenant.objects.using(conf.settings().DATABASE)
-        names = set(map(str, tenants.values_list("pk", flat=True)))
-    if names is not None and name not in names:
-        yield (
-            f"No {kind} with the name {name} exists: the limit applies to no task until it does."
+# The admin of tenants. They are added and renamed here and never deleted, because tasks refer to
+# them.
+
+
+class TenantForm(EditModelForm):
+    """A tenant; it has no revision, so its values serve as its version."""
+
+    def version_of(self, row: Any) -> str:
+        """Return the values that can be changed."""
+        return f"{row.slug} {row.name}"
+
+
+@admin.register(models.Tenant)
+class TenantAdmin(DurableModelAdmin):
+    """Tenants. ``contrib.api`` registers one with quotas and staff users in its place."""
+
+    list_display = (
+        *("slug", "name", "created_at"),
+        display.column(
+            _("work"), lambda row: display.link(display.list_of("task", tenant=row.pk), _("tasks"))
+        ),
+    )
+    sortable_by = ("slug", "name")
+    search_fields = ("slug", "name")
+    form = TenantForm
+    tenant_path = "pk"
+
+    def sections(self, request: HttpRequest, obj: Any) -> Any:
+        fields = ("slug", "name", *((OPENED,) if obj is not None else ()))
+        return [(None, {"fields": fields})]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not filters.is_limited(request)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: models.Tenant, form: Any, change: bool) -> None:
+        """Save the tenant with its audit entry."""
+        with audit.recorded("tenant.save") as entry:
+            rows = models.Tenant.objects.using(conf.settings().DATABASE).filter(pk=obj.pk)
+            before: dict[str, Any] = dict(rows.values("slug", "name").first() or {})
+            super().save_model(request, obj, form, change)
+            after = {"slug": obj.slug, "name": obj.name}
+            entry.changed("tenant", obj.pk, before, after, obj.pk)
+
+
+# The admin of audit entries: who changed what. Read-only.
+
+
+PAGES: dict[str, type[Model]] = {
+    "task": models.Task,
+    "schedule": models.RecurringTask,
+    "workflow run": models.WorkflowRun,
+    "dead letter": models.DeadLetter,
+    "calendar": models.Calendar,
+    "tenant": models.Tenant,
+}
+"""The models whose pages the entries link to, by the type of the object."""
+OTHERS = ("task.create", "schedule.create", "schedule.save", "schedule.change", "tenant.save")
+"""Operations that are no entries of the registry."""
+
+
+class AgeFilter(filters.CreatedFilter):
+    """Filter by age. The ids of entries are numbers, so this reads their time."""
+
+    def first(self, at: datetime) -> Q:
+        """Return the condition for entries from this instant on."""
+        return Q(at__gte=at)
+
+
+class DayFilter(filters.ValueFilter):
+    """Filter by a day of the site's time zone; the query string may name any day."""
+
+    title = _("day")
+    parameter_name = "day"
+    offered = 7
+    """The number of days that the list offers, from today backwards."""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        days = {str(display.today() - timedelta(days=ago)) for ago in range(self.offered)}
+        chosen = self.used_parameters.get("day")
+        days |= {chosen} if isinstance(chosen, str) else set()
+        return [(day, day) for day in sorted(days, reverse=True)]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the entries of this day."""
+        try:
+            day = date.fromisoformat(value)
+            days = (day, day + timedelta(days=1))
+        except (ValueError, OverflowError):
+            return rows.none()
+        zone = timezone.get_current_timezone()
+        first, end = (datetime.combine(bound, time.min, zone) for bound in days)
+        return rows.filter(at__gte=first, at__lt=end)
+
+
+class OperationFilter(filters.ValueFilter):
+    """Filter by operation."""
+
+    title = _("operation")
+    parameter_name = "operation"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, name) for name in sorted({*OPERATIONS, *OTHERS})]
+
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the entries of this operation."""
+        return rows.filter(operation=value)
+
+
+def history_of(task: models.Task) -> SafeString | str:
+    """Return the newest operations on a task, each on its line."""
+    entries = audit.of_task(task)
+    lines = [
+        format_html(
+            "{} {} {} {}",
+            display.instant(entry.at),
+            display.link(display.page_of("auditentry", entry.pk), entry.operation),
+            entry.actor or entry.source,
+            display.clean(entry.reason),
         )
-    if limit.max_concurrency == 0:
-        yield "With a max concurrency of 0 no task starts. To stop a queue temporarily, pause it."
+        for entry in entries
+    ]
+    if len(entries) == audit.SHOWN:
+        lines.append(display.link(display.list_of("auditentry", q=task.pk), _("Older ones too")))
+    return display.lines(lines) if lines else display.NOTHING
+
+
+@admin.register(models.AuditEntry)
+class AuditEntryAdmin(ReadOnlyAdmin):
+    """Audit entries."""
+
+    list_display = ("id", "at", "operation", "about", "actor", "source", "address", "reason")
+    list_filter = (
+        DayFilter,
+        AgeFilter,
+        filters.ActorFilter,
+        OperationFilter,
+        filters.TenantFilter,
+    )
+    sortable_by = ()
+    search_fields = ("actor",)
+    search_help_text = format_lazy(
+        _(
+            "The complete id or name of an object, or a complete user name. An operation on several"
+            " objects is found by the id of each if it is among the newest {number} of its kind."
+        ),
+        number=audit.SETS_READ,
+    )
+    reads_with_page = ("tenant",)
+    fieldsets = (
+        section(
+            None, ("at", "operation"), ("about", "tenant"), ("actor", "source", "address"), "reason"
+        ),
+        section(_("Changes"), "before", "after", "ids"),
+    )
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        key = filters.key_in(term)
+        if key is None and not term.isdecimal():
+            return queryset.filter(Q(actor=term) | audit.about(term)), False
+        term = str(key or term)
+        return queryset.filter(Q(actor=term) | audit.about(term) | audit.in_sets(term)), False
+
+    @admin.display(description=_("object"))
+    def about(self, row: models.AuditEntry) -> SafeString | str:
+        """Link the object, or show how many there are."""
+        if not row.object_id:
+            return f"{row.count} × {row.object_type}"
+        text = f"{row.object_type} {row.object_id}"
+        model = PAGES.get(row.object_type)
+        if model is None or row.after == {}:
+            return text
+        address = reverse(admin_urlname(model._meta, SafeString("change")), args=[row.object_id])
+        return display.link(address, text)
+
+    @admin.display(description=_("ids"))
+    def ids(self, row: models.AuditEntry) -> SafeString | str:
+        """Show the ids of a set."""
+        return display.folded(_("ids"), "\n".join(row.object_ids))
 
 
 # The overview: backlog, running tasks, leader, live nodes and problems.
@@ -359,7 +554,7 @@ def _warnings(limit: Limit) -> Iterator[str]:
 
 def troubles(seen: Overview) -> Iterator[str]:
     """Yield the problems, the most severe first, each with its remedy."""
-    if not seen.alive(NodeKind.SCHEDULER):
+    if not seen.alive(models.NodeKind.SCHEDULER):
         yield (
             "No scheduler is alive: waiting tasks are not published. Run `manage.py run_scheduler`."
         )
@@ -449,7 +644,7 @@ def overview_view(model_admin: Any, request: HttpRequest) -> Any:
     """Show the overview to a user who sees all tenants."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
-    if is_limited(request):
+    if filters.is_limited(request):
         text = "The overview shows all tenants. You see only those assigned to you."
         model_admin.message_user(request, text)
         return HttpResponseRedirect(list_of("task"))
@@ -458,7 +653,7 @@ def overview_view(model_admin: Any, request: HttpRequest) -> Any:
     broker = inspect.broker_problem()
     if broker:
         problems.insert(0, f"The broker does not answer from here: {broker}.")
-    workers = seen.alive(NodeKind.WORKER)
+    workers = seen.alive(models.NodeKind.WORKER)
     facts = {
         "seen": seen,
         "troubles": [*problems, *troubles(seen)],
@@ -468,7 +663,7 @@ def overview_view(model_admin: Any, request: HttpRequest) -> Any:
             for status, number in totals(seen.depths).items()
         ],
         "due": str(sum(depth.due + depth.limited for depth in seen.depths)),
-        "schedulers": len(seen.alive(NodeKind.SCHEDULER)),
+        "schedulers": len(seen.alive(models.NodeKind.SCHEDULER)),
         "workers": len(workers),
         "concurrency": sum(node.concurrency for node in workers),
     }
