@@ -505,13 +505,14 @@ def rotate_after(names: Iterable[str], last: str) -> list[str]:
     return [name for name in ordered if name > last] + [name for name in ordered if name <= last]
 
 
-def workers_of(concurrency: int) -> int | None:
+def workers_of(concurrency: int) -> int:
     """Return how many tasks of a queue one customer may have QUEUED and RUNNING, given the number
-    of processes that consume the queue: half of them. None while no worker is known.
+    of processes that consume the queue: half of them, and one while no worker is known.
 
-    So a customer whose tasks are long or hang cannot occupy all processes.
+    So a customer whose tasks are long or hang cannot occupy all processes, also not those of a
+    worker that starts after a while without one.
     """
-    return max(1, concurrency // 2) if concurrency else None
+    return max(1, concurrency // 2)
 
 
 def share_of(window: int, tenants: int) -> int:

@@ -154,7 +154,15 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
     """
     here = list(islice(_ours(row, agenda, now), _SHOWN))
     try:
-        beat = list(islice(fires(row, now, _ran(row, now)), _SHOWN))
+        # The last run of a running beat that has not stored it yet. None if one is overdue longer.
+        last, ran = _last_run(row, now), None
+        due = next(fires(row, last, last), None)
+        if due is not None and now - _WRITTEN < due <= now:
+            ran = now
+            if row.interval is not None:
+                step = timedelta(**{row.interval[1]: row.interval[0]})
+                ran = last + (now - last) // step * step
+        beat = list(islice(fires(row, now, ran), _SHOWN))
     except (ImproperlyConfigured, ModuleNotFoundError):  # Celery 5.7 and 5.6 without ephem
         return Comparison(
             here, None, ("SOLAR: beat's fire times are unknown here, the package ephem is missing",)
@@ -188,20 +196,6 @@ def compared(row: BeatRow, agenda: Agenda, now: datetime) -> Comparison:
                     f" {'; '.join(fired)}"
                 )
     return Comparison(here, beat, tuple(differences))
-
-
-def _ran(row: BeatRow, now: datetime) -> datetime | None:
-    """Return the last run of a running beat that has not stored it yet; None if a run is overdue
-    for longer.
-    """
-    last = _last_run(row, now)
-    due = next(fires(row, last, last), None)
-    if due is None or not now - _WRITTEN < due <= now:
-        return None
-    if row.interval is None:
-        return now
-    step = timedelta(**{row.interval[1]: row.interval[0]})
-    return last + (now - last) // step * step
 
 
 def _ours(row: BeatRow, agenda: Agenda, now: datetime) -> Iterator[datetime]:
