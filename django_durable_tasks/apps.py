@@ -37,7 +37,7 @@ class DurableTasksConfig(AppConfig):
             worker_node,
         )
         from django_durable_tasks.command.schedules import after_migrate
-        from django_durable_tasks.parent_process import end_with_parent
+        from django_durable_tasks.process_state import end_with_parent
         from django_durable_tasks.store.connections import release_databases
         from django_durable_tasks.store.tables import write_first_rows
         from django_durable_tasks.tasks import key_rotation, retention  # noqa: F401 - operations

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.texts import did_you_mean
 
 # Names, keys and counts are checked, and durations are converted: numbers of seconds and timedeltas
 # in the API, floats of seconds internally.

@@ -28,7 +28,7 @@ from django_durable_tasks.models import (
     Tenant,
     WorkflowRun,
 )
-from django_durable_tasks.operations.operation import OPERATIONS
+from django_durable_tasks.operations import OPERATIONS
 
 PAGES: dict[str, type[Model]] = {
     "task": Task,

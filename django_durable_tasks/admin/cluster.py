@@ -31,7 +31,7 @@ from django_durable_tasks.limits.operator_limits import limit_waits
 from django_durable_tasks.limits.scopes import waiting
 from django_durable_tasks.models import Limit, Node, NodeKind, QueueControl, SchedulerLease, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago
 

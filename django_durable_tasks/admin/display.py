@@ -23,9 +23,9 @@ from django.utils.safestring import SafeString
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import masked, masked_positional, masked_text
 from django_durable_tasks.models.fields import EncryptedJSONField
+from django_durable_tasks.store.clock import host_now
 from django_durable_tasks.tasks.explanations import ago
 
 NOTHING = "-"

@@ -29,7 +29,7 @@ from django_durable_tasks.choices import FireOutcome, Overlap, RecurringStatus
 from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules.explain import preview, upcoming
 from django_durable_tasks.schedules.manual_runs import BackfillReport

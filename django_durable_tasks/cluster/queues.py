@@ -14,16 +14,22 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import current_actor, recorded
-from django_durable_tasks.bounded_count import BoundedCount, is_exact
 from django_durable_tasks.limits.backpressure import heads, paused_queues
 from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations.operation import Reason, Target, operation
+from django_durable_tasks.operations import Reason, Target, operation
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
-from django_durable_tasks.store.tables import database, locked_for_change, read, tasks
+from django_durable_tasks.store.tables import (
+    BoundedCount,
+    database,
+    is_exact,
+    locked_for_change,
+    read,
+    tasks,
+)
 from django_durable_tasks.tasks import batches
 
 

@@ -51,7 +51,6 @@ from django_durable_tasks.command.subcommand import (
     count,
     subcommand,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Node, NodeKind, Task
 from django_durable_tasks.schedules import sync
@@ -59,6 +58,7 @@ from django_durable_tasks.schedules.sync import NOTHING_DONE
 from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.tables import database
 from django_durable_tasks.tasks import attempts
+from django_durable_tasks.texts import counted
 
 # The exit code that asks the first process to start the code again, as that of runserver.
 RELOAD = 3

@@ -42,7 +42,6 @@ from django_durable_tasks.command.subcommand import (
     table,
 )
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules import writes
@@ -59,6 +58,7 @@ from django_durable_tasks.schedules.schedule_cache import (
 from django_durable_tasks.schedules.timetables import types, zones
 from django_durable_tasks.schedules.timetables.builder import timetable
 from django_durable_tasks.schedules.trigger import policy_of
+from django_durable_tasks.store.clock import host_now
 
 # A schedule on the command line ------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.db.models import Count, Q
 
 from django_durable_tasks import ports
-from django_durable_tasks.dependencies.joins import FORCED, EdgeCounts, EdgeOutcome, NewEdge
+from django_durable_tasks.dependencies.rules import FORCED, EdgeCounts, EdgeOutcome, NewEdge
 from django_durable_tasks.models import EndingEvent, TaskDependency, WorkflowRun
 from django_durable_tasks.models.workflows import (
     EndingEventQuerySet,

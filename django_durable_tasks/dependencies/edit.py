@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from django_durable_tasks.choices import TERMINAL, Gate, Status
 from django_durable_tasks.dependencies import edges, resolve
-from django_durable_tasks.dependencies.joins import (
+from django_durable_tasks.dependencies.rules import (
     EdgeCounts,
     JoinDecision,
     NewEdge,

@@ -12,7 +12,7 @@ from django.db.models import Case, F, Q, When
 
 from django_durable_tasks.choices import DEADLINE, REPLAYABLE, TERMINAL, Status, WorkflowStatus
 from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.joins import (
+from django_durable_tasks.dependencies.rules import (
     FORCED,
     EdgeCounts,
     JoinDecision,
@@ -20,12 +20,12 @@ from django_durable_tasks.dependencies.joins import (
     needed,
 )
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import host_now
 
 # The replayed tasks and their dependents, locked in primary-key order, with their edges.
 #

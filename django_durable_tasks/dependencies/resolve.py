@@ -14,16 +14,18 @@ from django.db.models import Exists, OuterRef
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.joins import (
+from django_durable_tasks.dependencies.rules import (
     DELETED,
     EdgeCounts,
     EdgeOutcome,
     JoinDecision,
+    check_size,
     edge_outcome,
     join_decision,
     needed,
+    referred,
+    resolved,
 )
-from django_durable_tasks.dependencies.references import check_size, referred, resolved
 from django_durable_tasks.encryption import decrypted, stored_value
 from django_durable_tasks.masking import masked
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency

@@ -23,7 +23,7 @@ from django_durable_tasks.limits import scopes as limits_scopes
 from django_durable_tasks.limits.scopes import no_worker, waiting
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.operation import Argument, Target, operation
+from django_durable_tasks.operations import Argument, Target, operation
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.tables import database, locked_for_change, tasks
 

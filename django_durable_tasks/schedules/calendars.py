@@ -20,7 +20,7 @@ from django_durable_tasks.choices import RecurringStatus, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.operation import Target, operation
+from django_durable_tasks.operations import Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.business_days import BusinessDays
 from django_durable_tasks.schedules.lifecycle import check_rolled, recurring

@@ -27,7 +27,7 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Tenant
 from django_durable_tasks.models.fields import undecrypted
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
+from django_durable_tasks.operations import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, trigger, writes
 from django_durable_tasks.schedules.agenda import Agenda, BoundedTimetable, Override, PlannedRun

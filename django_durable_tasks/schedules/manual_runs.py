@@ -32,7 +32,7 @@ from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, Un
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     Argument,
     ArgumentType,
     OperationResult,

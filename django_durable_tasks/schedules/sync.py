@@ -22,7 +22,7 @@ from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Argument, Target, operation
+from django_durable_tasks.operations import OF_ALL_TENANTS, Argument, Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.registry import Declaration
 from django_durable_tasks.schedules import lifecycle, writes

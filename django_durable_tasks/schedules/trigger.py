@@ -27,7 +27,6 @@ from django_durable_tasks.choices import (
     RecurringStatus,
     Status,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
@@ -78,6 +77,7 @@ from django_durable_tasks.task_values import NO_ID, NewTask
 from django_durable_tasks.tasks.enqueue import TaskTemplate
 from django_durable_tasks.tasks.enqueue import template as task_template
 from django_durable_tasks.tasks.options import CallOptions, call_options, formatted
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 

@@ -28,8 +28,14 @@ from django_durable_tasks.choices import (
 )
 from django_durable_tasks.dependencies import edit
 from django_durable_tasks.dependencies.edges import tally_of
-from django_durable_tasks.dependencies.joins import Join, edges_to, needed, needed_of
-from django_durable_tasks.dependencies.references import MASKED, REFERS
+from django_durable_tasks.dependencies.rules import (
+    MASKED,
+    REFERS,
+    Join,
+    edges_to,
+    needed,
+    needed_of,
+)
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     IdempotencyConflict,
@@ -37,7 +43,6 @@ from django_durable_tasks.exceptions import (
     TransitionRefused,
     UniqueConflict,
 )
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.limits.scopes import key_of, key_of_tenant
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RequestKind, Task
 from django_durable_tasks.models.tasks import new_task_id, new_task_ids
@@ -46,7 +51,7 @@ from django_durable_tasks.registry import Registered, bind
 from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import has_passed
+from django_durable_tasks.store.clock import has_passed, host_now
 from django_durable_tasks.store.commit_hooks import (
     FAST_PATH_MAX,
     messages_so_far,

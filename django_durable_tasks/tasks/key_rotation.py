@@ -19,7 +19,7 @@ from django_durable_tasks.audit import record_start
 from django_durable_tasks.encryption import EncryptedValue, current_key_id, decrypted, encrypted
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption
 from django_durable_tasks.models.fields import EncryptedJSONField, place_of, undecrypted
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     OF_ALL_TENANTS,
     Argument,
     Progress,

@@ -26,7 +26,7 @@ from django_durable_tasks.models import DeadLetter, LimitBucket, Node, Task, Tas
 from django_durable_tasks.models.limits import LOCK
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.models.workflows import COUNTS, WorkflowRunQuerySet
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     OF_ALL_TENANTS,
     Progress,
     Target,

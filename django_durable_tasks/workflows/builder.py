@@ -11,16 +11,18 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from django_durable_tasks.choices import Gate, OnUpstreamFailure, WorkflowStatus
-from django_durable_tasks.dependencies.joins import (
+from django_durable_tasks.dependencies.rules import (
     PlannedEdge,
+    Reference,
+    TaskId,
     cycle_in,
     flat,
     layers,
     needed_of,
+    references_in,
     upstream_id,
     wish,
 )
-from django_durable_tasks.dependencies.references import Reference, TaskId, references_in
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidOption,

@@ -19,15 +19,13 @@ from django.db.models import F, Q
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import DEADLINE, OPEN, DependencyType, Status, WorkflowStatus
-from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import edges, edit, resolve
 from django_durable_tasks.dependencies.edges import (
     request_cancel_runs,
     sub_workflows_of,
     workflow_runs,
 )
-from django_durable_tasks.dependencies.joins import NewEdge, PlannedEdge, layers, needed
-from django_durable_tasks.dependencies.references import written
+from django_durable_tasks.dependencies.rules import NewEdge, PlannedEdge, layers, needed, written
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     TransitionRefused,
@@ -50,6 +48,7 @@ from django_durable_tasks.task_values import NewTask, Run
 from django_durable_tasks.tasks import attempts, enqueue
 from django_durable_tasks.tasks.enqueue import Call, TaskTemplate, step_template, traced_together
 from django_durable_tasks.tasks.options import CallOptions, Schedule
+from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows.builder import (
     AddedTasks,
     Builder,

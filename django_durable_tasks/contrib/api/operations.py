@@ -16,7 +16,7 @@ from django_durable_tasks.contrib.api.problems import Problem
 from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Body
 from django_durable_tasks.contrib.api.views import ApiViewSet, endpoint
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     OPERATIONS,
     REASON_HELP,
     Argument,

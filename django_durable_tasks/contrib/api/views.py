@@ -41,13 +41,13 @@ from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, r
 from django_durable_tasks.contrib.api.quotas import RateDecision
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import without_secrets
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import TimeLimits, bound_transaction
 from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.texts import did_you_mean
 
 # Addresses of the API, also if the project includes its URLs within another namespace.
 _NAME = "durable-api"

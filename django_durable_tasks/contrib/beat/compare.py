@@ -19,12 +19,12 @@ from celery.exceptions import ImproperlyConfigured
 
 from django_durable_tasks import conf
 from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab, utc_text
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.schedules.agenda import Agenda
-from django_durable_tasks.schedules.celery_schedules import Fields
-from django_durable_tasks.schedules.celery_schedules import fields_of as fields_of_celerys
+from django_durable_tasks.schedules.options import Fields
+from django_durable_tasks.schedules.options import fields_of as fields_of_celerys
 from django_durable_tasks.schedules.timetables.types import walk
 from django_durable_tasks.schedules.timetables.zones import ClockChange, clock_changes, zone
+from django_durable_tasks.store.clock import host_now
 
 _SHOWN = 3
 _STEADY = 20

@@ -18,7 +18,7 @@ from django_durable_tasks import registry
 from django_durable_tasks.contrib.beat.tables import BeatRow, Crontab
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.option_values import seconds
-from django_durable_tasks.schedules.celery_schedules import interval_of, kind_of, texts_of
+from django_durable_tasks.schedules.options import interval_of, kind_of, texts_of
 
 _LIMITS = {"time_limit": "timeout", "soft_time_limit": "soft_timeout"}
 _READ = frozenset({*_LIMITS, "queue", "exchange", "routing_key", "priority", "expires", "headers"})

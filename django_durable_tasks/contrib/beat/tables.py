@@ -19,13 +19,12 @@ from django_durable_tasks.choices import Overlap, RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
+from django_durable_tasks.operations import OF_ALL_TENANTS, Target, operation
 from django_durable_tasks.option_values import checked_name
+from django_durable_tasks.registry import PLAIN_CELERY_TASK
 from django_durable_tasks.schedules import lifecycle
-from django_durable_tasks.schedules.celery_schedules import Fields, cron_keywords
-from django_durable_tasks.schedules.options import BEAT, columns
+from django_durable_tasks.schedules.options import BEAT, Fields, columns, cron_keywords
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
 # Converts a row of django-celery-beat to keyword arguments of ``upsert``, with the differences and
 # their reasons.

@@ -23,7 +23,12 @@ from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DeliveryFailed, DeliveryStopped, InvalidOption
 from django_durable_tasks.masking import masked_text, masked_url, shortened
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.registry import (
+    HTTP_CALLBACK_TASK,
+    OWN_TASKS,
+    QUEUE_MESSAGE_TASK,
+    TaskTarget,
+)
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
@@ -43,7 +48,6 @@ from django_durable_tasks.targets.http_request import (
     masked_headers,
     stored_arguments,
 )
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, OWN_TASKS, QUEUE_MESSAGE_TASK
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks.options import Retry
 

@@ -35,7 +35,6 @@ from django_durable_tasks.celery.prepared_messages import (
 )
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.database_transport import session, wakeups
-from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler import notifier
@@ -46,6 +45,7 @@ from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, batches, claim
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.transport")
 

@@ -31,13 +31,13 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django_durable_tasks.celery import worker_node
 from django_durable_tasks.contrib.database_transport import routing
 from django_durable_tasks.contrib.database_transport.models import Consumer, Message, Queue
-from django_durable_tasks.counted import counted
 from django_durable_tasks.models import Node
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.connections import WORK, open_dedicated
 from django_durable_tasks.store.dialects import POSTGRESQL, sql
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.transport")
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from django_durable_tasks.choices import FLAGS, DeliveryType, EventType
 from django_durable_tasks.contrib.notifications.events import DigestCount, DigestData, EventMessage
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget, about
 from django_durable_tasks.masking import MASK, masked_url, shortened
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.timetables.zones import zone_name
 from django_durable_tasks.targets.addresses import AddressPolicy, TargetUrl, parsed_url
 from django_durable_tasks.targets.http_request import OF_SETTINGS
+from django_durable_tasks.texts import did_you_mean
 
 # Where the messages of a setting are sent: ``delivery_type`` and ``delivery_config`` are checked
 # and masked here.
