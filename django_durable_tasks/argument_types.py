@@ -15,6 +15,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePath
@@ -331,7 +332,9 @@ class ArgumentTypes:
     """The parameters of a function whose arguments are converted."""
 
     def __init__(self, signature: inspect.Signature, function: Any) -> None:
-        namespace = getattr(_unwrapped(function), "__globals__", {})
+        with suppress(ValueError):  # functions that wrap each other
+            function = inspect.unwrap(function)
+        namespace = getattr(function, "__globals__", {})
         self._places: list[tuple[str, _Type]] = []
         self._names: dict[str, _Type] = {}
         self._rest: tuple[str, _Type] = ("", _PLAIN)
@@ -396,13 +399,6 @@ class ArgumentTypes:
         return tuple(converted), named
 
 
-def _unwrapped(function: Any) -> Any:
-    try:
-        return inspect.unwrap(function)
-    except ValueError:
-        return function
-
-
 def _resolved(annotation: Any, namespace: Mapping[str, Any], local_names: Any = None) -> Any:
     """Return the type of an annotation that may be a text, or Any if a name of it is unknown here,
     for example because only type checkers import it.
@@ -421,14 +417,26 @@ def _type_of(annotation: Any, known: dict[Any, _Type]) -> _Type:
     """Return the type that converts values of this annotation. ``known``: of the dataclasses that
     contain it.
     """
-    annotation = _without_alias(annotation)
+    while True:  # as long as it is ``Annotated``, a ``NewType`` or a ``type X = ...``
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
+        elif hasattr(annotation, "__supertype__"):
+            annotation = annotation.__supertype__
+        elif type(annotation).__name__ == "TypeAliasType":
+            annotation = annotation.__value__
+        else:
+            break
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         members = [member for member in inner if member is not type(None)]
         return _type_of(members[0], known) if len(members) == 1 else _PLAIN
     kind = origin or annotation
     if kind is tuple:
-        return _tuple(inner, known)
+        if not inner:
+            return _Items(tuple, _PLAIN, _LIST_LIKE)
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return _Items(tuple, _type_of(inner[0], known), _LIST_LIKE)
+        return _Fixed(tuple(_type_of(item, known) for item in inner if item != ()))
     if kind in _SET_LIKE:
         item = _type_of(inner[0], known) if inner else _PLAIN
         return _Items(kind, item, (*_LIST_LIKE, *_SET_LIKE))
@@ -447,27 +455,6 @@ def _type_of(annotation: Any, known: dict[Any, _Type]) -> _Type:
     if dataclasses.is_dataclass(kind):
         return known[kind] if kind in known else _dataclass(kind, known)
     return _PLAIN
-
-
-def _without_alias(annotation: Any) -> Any:
-    """Return the type of ``Annotated``, ``NewType`` and ``type X = ...``."""
-    while True:
-        if typing.get_origin(annotation) is typing.Annotated:
-            annotation = typing.get_args(annotation)[0]
-        elif hasattr(annotation, "__supertype__"):
-            annotation = annotation.__supertype__
-        elif type(annotation).__name__ == "TypeAliasType":
-            annotation = annotation.__value__
-        else:
-            return annotation
-
-
-def _tuple(inner: tuple[Any, ...], known: dict[Any, _Type]) -> _Type:
-    if not inner:
-        return _Items(tuple, _PLAIN, _LIST_LIKE)
-    if len(inner) == 2 and inner[1] is Ellipsis:
-        return _Items(tuple, _type_of(inner[0], known), _LIST_LIKE)
-    return _Fixed(tuple(_type_of(item, known) for item in inner if item != ()))
 
 
 def _dataclass(kind: Any, known: dict[Any, _Type]) -> _Type:

@@ -358,15 +358,6 @@ def _called(task: Any, options: Mapping[str, Any] | None, run_at: datetime) -> t
     return task, call.get("backend", task.backend)
 
 
-def _call_of(task: Any, entry: _Entry, alias: str) -> dict[str, Any]:
-    """Return what ``_called`` reads: the options that differ from those of the decorator."""
-    options = {"priority": task.priority, "queue_name": task.queue_name, "backend": alias}
-    call = {name: value for name, value in options.items() if value != getattr(entry.task, name)}
-    if task.run_after is not None:
-        call["run_after"] = True
-    return call
-
-
 def _result_of_run(task: Any, live: LiveRun) -> Any:
     """Return the TaskResult of a run in progress. The log is read from the second attempt on."""
     run = live.run
@@ -544,7 +535,11 @@ class DurableTasksBackend(_DurableOptions, BaseTaskBackend):
         }
         if task.queue_name != "default":
             options["queue"] = task.queue_name
-        call = _call_of(task, entry, self.alias)
+        # What ``_called`` reads: the options that differ from those of the decorator.
+        given = {"priority": task.priority, "queue_name": task.queue_name, "backend": self.alias}
+        call = {name: value for name, value in given.items() if value != getattr(entry.task, name)}
+        if task.run_after is not None:
+            call["run_after"] = True
         if call:
             options["headers"] = {_CALL: call}
         new = Call(

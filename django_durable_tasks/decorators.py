@@ -196,7 +196,25 @@ def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Durabl
         if option not in TASK_OPTIONS | _CELERY:
             remedy = hint(option, TASK_OPTIONS | _CELERY)
             raise InvalidOption(f"@durable_task has no option {option!r}. {remedy}".rstrip())
-    _check_function(function)
+    # What Celery could not run as the function of a task.
+    name = getattr(function, "__qualname__", repr(function))
+    is_function = inspect.isfunction(function) or inspect.ismethod(function)
+    if not is_function and type(function).__name__ != "cython_function_or_method":
+        kind = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
+        raise InvalidOption(
+            f"@durable_task cannot decorate {name}, which is {kind}: write a function with `def`"
+            " that calls it."
+        )
+    if inspect.isasyncgenfunction(function):
+        raise InvalidOption(
+            f"{name} is an async generator: a call would run nothing of it. Return a list, or read"
+            " the generator by `async for` in a function with `async def`."
+        )
+    if inspect.isgeneratorfunction(function):
+        raise InvalidOption(
+            f"{name} is a generator: a call would run nothing of it. Return a list, or call the"
+            " generator in a plain function."
+        )
     base = kwargs.get("base") or DurableTask
     if not (isinstance(base, type) and issubclass(base, DurableTask)):
         raise InvalidOption.of(
@@ -242,36 +260,13 @@ def _warnings_of_caller() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         yield
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != "contextlib" and not module.startswith("django_durable_tasks."):
+            break
         frame, level = frame.f_back, level + 1
     for warning in caught:
         warnings.warn(warning.message, warning.category, stacklevel=level)
-
-
-def _is_between(module: str) -> bool:
-    return module == "contextlib" or module.startswith("django_durable_tasks.")
-
-
-def _check_function(function: Any) -> None:
-    """Raise InvalidOption for what Celery could not run as the function of a task."""
-    name = getattr(function, "__qualname__", repr(function))
-    is_function = inspect.isfunction(function) or inspect.ismethod(function)
-    if not is_function and type(function).__name__ != "cython_function_or_method":
-        kind = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
-        raise InvalidOption(
-            f"@durable_task cannot decorate {name}, which is {kind}: write a function with `def`"
-            " that calls it."
-        )
-    if inspect.isasyncgenfunction(function):
-        raise InvalidOption(
-            f"{name} is an async generator: a call would run nothing of it. Return a list, or read"
-            " the generator by `async for` in a function with `async def`."
-        )
-    if inspect.isgeneratorfunction(function):
-        raise InvalidOption(
-            f"{name} is a generator: a call would run nothing of it. Return a list, or call the"
-            " generator in a plain function."
-        )
 
 
 def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:

@@ -1,6 +1,6 @@
 """Functions that lower packages call and higher packages provide.
 
-``apps.ready()`` assigns them once. For example, the engine publishes through ``ports.publish``
+``apps.ready()`` assigns the ports once. For example, the engine publishes through ``ports.publish``
 without importing Celery.
 """
 
@@ -247,27 +247,3 @@ def bind_tenants(
     """Assign ``quotas`` and ``tenants_of``; called in ``AppConfig.ready()``."""
     global quotas, tenants_of
     quotas, tenants_of = tenant_quotas, tenants_of_user
-
-
-def bind(
-    *,
-    publish_port: PublishPort,
-    batches_port: PublishBatches,
-    queue_port: QueueOf,
-    routes_port: RoutesByArguments,
-    broker_port: BrokerOpen,
-    fast_path_port: FastPathPort,
-    eager_port: Eager,
-    due_port: DueChanges,
-    load_port: LoadTasks,
-    zone_port: ScheduleZone,
-    requests_port: ApplyRequests,
-) -> None:
-    """Assign the ports; called once by ``apps.ready()``."""
-    global publish, publish_batches, queue_of, routes_by_arguments, broker_open, fast_path
-    global eager, due, load_tasks, schedule_zone, apply_requests
-    publish, publish_batches = publish_port, batches_port
-    queue_of, routes_by_arguments = queue_port, routes_port
-    broker_open, fast_path = broker_port, fast_path_port
-    eager, due, load_tasks = eager_port, due_port, load_port
-    schedule_zone, apply_requests = zone_port, requests_port

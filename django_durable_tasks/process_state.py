@@ -164,11 +164,9 @@ def end_with_parent() -> None:
     descriptor = os.environ.pop(PARENT_PIPE, "")
     if descriptor.isdecimal():
         os.set_inheritable(int(descriptor), False)
-        threading.Thread(
-            target=_wait_for_end, args=(int(descriptor),), name="durable-parent", daemon=True
-        ).start()
 
+        def wait_for_end() -> None:
+            os.read(int(descriptor), 1)
+            os.kill(os.getpid(), signal.SIGTERM)
 
-def _wait_for_end(descriptor: int) -> None:
-    os.read(descriptor, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=wait_for_end, name="durable-parent", daemon=True).start()

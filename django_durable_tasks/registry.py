@@ -15,11 +15,7 @@ from typing import Any
 from django_durable_tasks import ports
 from django_durable_tasks.argument_types import ArgumentTypes
 from django_durable_tasks.choices import TargetType
-from django_durable_tasks.exceptions import (
-    InvalidArguments,
-    InvalidOption,
-    UnknownTask,
-)
+from django_durable_tasks.exceptions import InvalidArguments, InvalidOption, UnknownTask
 from django_durable_tasks.tasks.options import TaskOptions
 from django_durable_tasks.texts import nearest_function
 

@@ -168,11 +168,6 @@ def _publish_nothing(_: Any) -> None:
     """Leave tasks QUEUED; the next step of ``drain`` takes them from there."""
 
 
-def _resolve_nothing(_: uuid.UUID) -> resolve.ResolveResult:
-    """Leave the dependents of an ended task waiting."""
-    return resolve.ResolveResult()
-
-
 @contextmanager
 def _in_this_process(now: datetime | None = None, *, workflows: bool = True) -> Iterator[None]:
     """Let the engine use the connection of the test, and publish nothing."""
@@ -188,7 +183,8 @@ def _in_this_process(now: datetime | None = None, *, workflows: bool = True) -> 
             stack.enter_context(travel(_aware(now) + _PRECISION))
         vars(ports).update(publish=_publish_nothing, publish_batches=_publish_nothing)
         if not workflows:
-            vars(resolve).update(resolve_endings_of=_resolve_nothing)
+            # The dependents of an ended task wait.
+            vars(resolve).update(resolve_endings_of=lambda _: resolve.ResolveResult())
         try:
             yield
         finally:
@@ -430,25 +426,21 @@ def crash(task: Any, /, *args: Any, at: str = "after_body", **kwargs: Any) -> Ta
         running = _tasks().filter(pk=row.pk, epoch=run.epoch)
         try:
             if at == "after_body":
-                _call_function(run, lease)
+                with _run_of_killed(run, lease, eager=True) as (function, live):
+                    before = _hooks()
+                    if function.durable_options.atomic:
+                        with transaction.atomic(using=conf.settings().DATABASE):
+                            gate.call_function(function, live)
+                            transaction.set_rollback(True, using=conf.settings().DATABASE)
+                    else:
+                        gate.call_function(function, live)
+                        _run_hooks(before)
             elif at == "after_step":
                 _call_until_step(run, lease)
         finally:
             attempts.end_runs(running, lambda _: lost, worker=place.worker)
         row.refresh_from_db()
     return row
-
-
-def _call_function(run: Any, lease: float) -> None:
-    with _run_of_killed(run, lease, eager=True) as (task, live):
-        before = _hooks()
-        if not task.durable_options.atomic:
-            gate.call_function(task, live)
-            _run_hooks(before)
-            return
-        with transaction.atomic(using=conf.settings().DATABASE):
-            gate.call_function(task, live)
-            transaction.set_rollback(True, using=conf.settings().DATABASE)
 
 
 class _Killed(BaseException):

@@ -28,8 +28,8 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
 )
 from django_durable_tasks.models.cluster import NodeQuerySet, lease_name
-from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.schedules.misfires import QUARANTINED
+from django_durable_tasks.schedules.schedule_cache import recurring
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import PLACES
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
@@ -229,7 +229,11 @@ def overview(registered: Collection[str]) -> Overview:
     now = database_now()
     lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
     alive = list(Node.objects.using(database()).alive().order_by("kind", "name"))
-    depths = queues.depths(now)
+    depths, unknown = queues.depths(now), Counter[str]()
+    # Each has an index of its own.
+    for waiting in (tasks().published_alone(), tasks().waiting_for_batch(), tasks().queued()):
+        unregistered = waiting.exclude(name__in=list(registered)).order_by().values_list("name")
+        unknown.update(dict(unregistered.annotate(number=Count("*"))))
     return Overview(
         now=now,
         depths=depths,
@@ -246,22 +250,13 @@ def overview(registered: Collection[str]) -> Overview:
         quarantined=BoundedCount.of(
             recurring().paused().filter(status_reason=QUARANTINED), COUNTED
         ),
-        unknown=_unknown(registered),
+        unknown=dict(sorted(unknown.items())),
         limits=operator_limits.limits_with_waiting_tasks(
             {depth.queue: depth.due for depth in depths if depth.paused_at is None}
         ),
         connections_needed=connections_needed(alive),
         connections_allowed=_connections_allowed(),
     )
-
-
-def _unknown(registered: Collection[str]) -> dict[str, int]:
-    numbers = Counter[str]()
-    # Each has an index of its own.
-    for waiting in (tasks().published_alone(), tasks().waiting_for_batch(), tasks().queued()):
-        unregistered = waiting.exclude(name__in=list(registered)).order_by().values_list("name")
-        numbers.update(dict(unregistered.annotate(number=Count("*"))))
-    return dict(sorted(numbers.items()))
 
 
 def connections_needed(all_nodes: Sequence[Node]) -> int:

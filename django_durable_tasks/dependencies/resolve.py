@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -103,8 +104,16 @@ def resolve_endings(limit: int) -> ResolveResult:
 def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
     """Resolve the dependents of one ended task, unless the limits SMALL or FEW are exceeded."""
     waiting = dependencies.blocked_dependents(task_id, SMALL + 1)
-    if waiting is None:
-        return _resolve_small(task_id)
+    if waiting is None:  # this database has no statement for it
+        unresolved = edges.endings().unresolved()
+        event_ids = list(unresolved.filter(task_id=task_id).values_list("pk", flat=True))
+        if not event_ids:
+            return ResolveResult()
+        below = edges.edges().below([task_id]).without_outcome().order_by()
+        counts = below.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1]
+        if len(counts) > SMALL or any(number > FEW for number in counts):
+            return ResolveResult(left=True)
+        return _resolve(unresolved.filter(pk__in=event_ids), len(event_ids))
     if not waiting or len(waiting) > SMALL or any(task.unresolved > FEW for task in waiting):
         return ResolveResult(left=bool(waiting))
     ready = [task for task in waiting if task.unresolved == 1 and task.is_due]
@@ -114,21 +123,6 @@ def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
         queues = {t.queue for t in ready if fast_path.is_open(t.name, t.queue, t.tenant_id)}
     limited = {t.name for t in waiting if fast_path.is_limited(t.name, t.queue, t.tenant_id)}
     return _resolve_met(waiting[0].ending_events, queues, limited)
-
-
-def _resolve_small(task_id: uuid.UUID) -> ResolveResult:
-    event_ids = list(
-        edges.endings().unresolved().filter(task_id=task_id).values_list("pk", flat=True)
-    )
-    if not event_ids:
-        return ResolveResult()
-    waiting = edges.edges().below([task_id]).without_outcome().order_by()
-    counts = list(
-        waiting.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1]
-    )
-    if len(counts) > SMALL or any(number > FEW for number in counts):
-        return ResolveResult(left=True)
-    return _resolve(edges.endings().unresolved().filter(pk__in=event_ids), len(event_ids))
 
 
 def _resolve_met(
@@ -193,7 +187,17 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
         dependents = list(waiting.values_list("task", flat=True)[:_EDGES])
         rows = dependencies.lock_rows([*upstreams, *dependents])
         outcomes = _outcomes([event for event in events if event.task_id in upstreams], rows)
-        resolved = _resolve_edges(outcomes, set(dependents), rows)
+        resolved: dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]] = {}
+        writes: dict[int, tuple[str, EdgeOutcome]] = {}
+        for edge in edges.edges().below(outcomes).without_outcome().filter(task__in=dependents):
+            dependent, outcome = rows.get(edge.task_id), outcomes[edge.upstream_id]
+            default = dependent.on_upstream_failure if dependent else ""
+            policy = edge.on_upstream_failure or default
+            verdict = edge_outcome(edge.dependency_type, outcome, policy)
+            writes[edge.pk] = outcome, verdict
+            edge.outcome = outcome
+            resolved.setdefault(edge.task_id, []).append((edge, verdict))
+        edges.write_outcomes(writes)
         done = reevaluate_joins(rows, set(dependents) & set(resolved), resolved)
         if len(dependents) < _EDGES:
             # Events that a workflow has to count are kept, the others are not needed anymore.
@@ -228,22 +232,6 @@ Resolved = Mapping[uuid.UUID, Sequence[tuple[TaskDependency, EdgeOutcome]]]
 """The edges that a batch resolved, for each dependent."""
 
 
-def _resolve_edges(
-    outcomes: Mapping[uuid.UUID, str], dependents: set[uuid.UUID], rows: Mapping[uuid.UUID, Task]
-) -> dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]]:
-    resolved: dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]] = {}
-    writes: dict[int, tuple[str, EdgeOutcome]] = {}
-    for edge in edges.edges().below(outcomes).without_outcome().filter(task__in=dependents):
-        dependent, outcome = rows.get(edge.task_id), outcomes[edge.upstream_id]
-        policy = edge.on_upstream_failure or (dependent.on_upstream_failure if dependent else "")
-        verdict = edge_outcome(edge.dependency_type, outcome, policy)
-        writes[edge.pk] = outcome, verdict
-        edge.outcome = outcome
-        resolved.setdefault(edge.task_id, []).append((edge, verdict))
-    edges.write_outcomes(writes)
-    return resolved
-
-
 def reevaluate_joins(
     rows: Mapping[uuid.UUID, Task], dependents: Iterable[uuid.UUID], resolved: Resolved
 ) -> ResolveResult:
@@ -275,7 +263,13 @@ def reevaluate_joins(
         # The first cause, if the upstream ended because of another task.
         causes[row.pk] = upstream.cause if upstream and upstream.cause else edge.upstream_id
     dependencies.skip_blocked([(row.pk, row.epoch) for row in skip], reasons, causes)
-    _fail(fail, reasons, causes)
+    if fail:
+        dependencies.fail_blocked([(row.pk, row.epoch) for row in fail], reasons, causes)
+        whole = tables.tasks().filter(pk__in=[row.pk for row in fail]).order_by("pk")
+        failed = partial(Outcome, kind=EndingKind.FAILED, error_type="UpstreamFailed")
+        attempt_log.open_dead_letters(
+            [(row, failed(error=reasons[row.pk]), "UPSTREAM") for row in whole]
+        )
     return ResolveResult(moved=len(waiting) - len(stay), messages=messages)
 
 
@@ -320,25 +314,6 @@ def release(rows: Sequence[Task]) -> list[TaskMessage]:
         return []
     dependencies.release_and_publish(list(epochs.items()), settings.REPUBLISH_AFTER)
     return claims.messages_for(claims.claimed_tasks(tables.tasks().filter(pk__in=epochs)))
-
-
-def _fail(
-    rows: Sequence[Task], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]
-) -> None:
-    if not rows:
-        return
-    dependencies.fail_blocked([(row.pk, row.epoch) for row in rows], reasons, causes)
-    whole = tables.tasks().filter(pk__in=[row.pk for row in rows]).order_by("pk")
-    attempt_log.open_dead_letters(
-        [
-            (
-                row,
-                Outcome(kind=EndingKind.FAILED, error=reasons[row.pk], error_type="UpstreamFailed"),
-                "UPSTREAM",
-            )
-            for row in whole
-        ]
-    )
 
 
 def find_deleted(past: int, limit: int) -> int:

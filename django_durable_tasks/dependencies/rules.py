@@ -342,24 +342,22 @@ def resolved(value: Any, results: Mapping[uuid.UUID, Any]) -> Any:
     Raises InvalidReference for a part that the result does not have.
     """
     if isinstance(value, dict):
-        if MARK in value:
-            return _at_path(results.get(uuid.UUID(value[MARK])), value["path"], value[MARK])
-        return {key: resolved(item, results) for key, item in value.items()}
+        if MARK not in value:
+            return {key: resolved(item, results) for key, item in value.items()}
+        result: Any = results.get(uuid.UUID(value[MARK]))
+        path = value["path"]
+        for key in path if result is not None else ():
+            try:
+                result = result[key]
+            except (LookupError, TypeError):
+                shown = "".join(f"[{step!r}]" for step in path)
+                raise InvalidReference(
+                    f"result{shown} of task {value[MARK]}: there is no {key!r} in what it returned."
+                ) from None
+        return result
     if isinstance(value, list):
         return [resolved(item, results) for item in value]
     return value
-
-
-def _at_path(result: Any, path: list[str | int], task_id: str) -> Any:
-    for key in path if result is not None else ():
-        try:
-            result = result[key]
-        except (LookupError, TypeError):
-            shown = "".join(f"[{step!r}]" for step in path)
-            raise InvalidReference(
-                f"result{shown} of task {task_id}: there is no {key!r} in what it returned."
-            ) from None
-    return result
 
 
 def check_size(size: int, most: int) -> None:

@@ -15,13 +15,13 @@ from django.db.models.functions import Coalesce, Greatest
 from django_durable_tasks import conf
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask
+from django_durable_tasks.models import OccurrenceRecord
 from django_durable_tasks.models.fields import constant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.schedules.agenda import Agenda, SkippedRange
 from django_durable_tasks.schedules.misfires import skipped
 from django_durable_tasks.schedules.options import API
-from django_durable_tasks.schedules.schedule_cache import AnySchedule
+from django_durable_tasks.schedules.schedule_cache import AnySchedule, recurring
 from django_durable_tasks.schedules.timetables.types import TICK
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
@@ -232,11 +232,7 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
                 "pk", "recurring_task", "fire_time", "last_fire_time"
             )
         )
-        schedules = (
-            RecurringTask.objects.using(tables.database())
-            .unguarded()
-            .filter(pk__in={entry[1] for entry in deleted_rows})
-        )
+        schedules = recurring().filter(pk__in={entry[1] for entry in deleted_rows})
         acquired = set(
             schedules.order_by("pk")
             .select_for_update(skip_locked=True)
@@ -270,7 +266,7 @@ def prune_ended(now: datetime, limit: int) -> int:
     A tenant could otherwise create and cancel recurring tasks without end. Those of other sources
     are kept, because code that declares or creates them again must not revive them.
     """
-    rows = RecurringTask.objects.using(tables.database()).unguarded()
+    rows = recurring()
     cutoff = now - _ENDED_KEPT
     ended = rows.filter(source=API, status=RecurringStatus.CANCELLED, updated_at__lt=cutoff)
     unused = ended.exclude(

@@ -18,6 +18,7 @@ from django_durable_tasks.option_values import (
     checked_key,
     checked_name,
     instant,
+    one_of,
     seconds,
 )
 from django_durable_tasks.schedules.business_days import Roll
@@ -236,14 +237,8 @@ NULLABLE = frozenset(
 """The options of which None is a value."""
 
 
-def _choice(option: str, value: Any) -> str:
-    if value not in set(CHOICES[option]):
-        raise InvalidOption.of(option, value, f"give one of {', '.join(CHOICES[option])}.")
-    return str(value)
-
-
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(CHOICES, _choice),
+    **dict.fromkeys(CHOICES, lambda option, value: one_of(option, value, CHOICES[option]).value),
     **dict.fromkeys(COUNTS, lambda option, value: checked_count(option, value, *COUNTS[option])),
     **dict.fromkeys(SECONDS, seconds),
     "timezone": lambda option, value: zone_name(value),
@@ -288,7 +283,20 @@ def columns(
         if option in options:
             value, column = options[option], COLUMNS.get(option, option)
             values[column] = None if value is None and option in NULLABLE else check(option, value)
-    values |= _jitter(options["jitter"]) if "jitter" in options else {}
+    if "jitter" in options:
+        jitter: Any = options["jitter"]
+        values |= {"jitter": 0.0, "jitter_percent": 0.0}
+        if isinstance(jitter, str) and jitter.endswith("%"):
+            try:
+                values["jitter_percent"] = float(jitter[:-1])
+            except ValueError:
+                values["jitter_percent"] = -1.0
+            if not 0 <= values["jitter_percent"] <= 100:
+                raise InvalidOption.of(
+                    "jitter", jitter, "give seconds, or '0%' to '100%' of the way to the next fire."
+                )
+        else:
+            values["jitter"] = seconds("jitter", jitter)
     parts = _parts(options)
     if parts is not None:
         zone = values.get("time_zone", "UTC")
@@ -325,20 +333,6 @@ def _values(kind: str, value: Any) -> list[Any]:
             [moment.isoformat() if isinstance(moment, datetime) else moment for moment in several]
         ]
     return several
-
-
-def _jitter(value: Any) -> dict[str, float]:
-    if isinstance(value, str) and value.endswith("%"):
-        try:
-            percent = float(value[:-1])
-        except ValueError:
-            percent = -1.0
-        if not 0 <= percent <= 100:
-            raise InvalidOption.of(
-                "jitter", value, "give seconds, or '0%' to '100%' of the way to the next fire."
-            )
-        return {"jitter": 0.0, "jitter_percent": percent}
-    return {"jitter": seconds("jitter", value), "jitter_percent": 0.0}
 
 
 # Declared schedules: merges a declaration in code or settings into a row that an operator may have

@@ -25,7 +25,7 @@ from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations import OF_ALL_TENANTS, Argument, Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.schedules import lifecycle, writes
+from django_durable_tasks.schedules import lifecycle, schedule_cache, writes
 from django_durable_tasks.schedules.options import (
     CODE,
     KINDS,
@@ -122,7 +122,7 @@ def diff(*, prune: bool = False, adopt: bool = False) -> list[SyncStep]:
 
 
 def _rows() -> RecurringTaskQuerySet:
-    return lifecycle.recurring().for_tenant(DEFAULT_TENANT_ID)
+    return schedule_cache.recurring().for_tenant(DEFAULT_TENANT_ID)
 
 
 def _step(

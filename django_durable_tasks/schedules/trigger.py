@@ -20,13 +20,7 @@ from django.db import Error, IntegrityError
 from django.db.models import QuerySet
 
 from django_durable_tasks import conf, ports, process_state, registry
-from django_durable_tasks.choices import (
-    CatchUp,
-    FireOutcome,
-    Overlap,
-    RecurringStatus,
-    Status,
-)
+from django_durable_tasks.choices import CatchUp, FireOutcome, Overlap, RecurringStatus, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
@@ -37,7 +31,7 @@ from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.tasks import NEVER, new_task_id
 from django_durable_tasks.ports import OpenTaskQuota
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.schedules import ledger
+from django_durable_tasks.schedules import ledger, schedule_cache
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.misfires import (
@@ -53,17 +47,6 @@ from django_durable_tasks.schedules.misfires import (
     named,
 )
 from django_durable_tasks.schedules.options import CHOICES
-from django_durable_tasks.schedules.schedule_cache import (
-    AnySchedule,
-    Calendars,
-    ScheduleRow,
-    Version,
-    agenda_of,
-    calendars_of,
-    named_calendars,
-    read_rows,
-    readable,
-)
 from django_durable_tasks.schedules.timetables.builder import never_fires
 from django_durable_tasks.schedules.writes import Move, advance, quarantine, wake
 from django_durable_tasks.signals import fires_recorded
@@ -161,7 +144,7 @@ class SharedTemplates:
     def __len__(self) -> int:
         return len(self._templates)
 
-    def get(self, row: ScheduleRow) -> TaskTemplate:
+    def get(self, row: schedule_cache.ScheduleRow) -> TaskTemplate:
         """Return the template of this schedule's tasks; raises what ``_task_template`` raises."""
         settings = conf.settings()
         if self._settings is not settings or len(self._templates) >= _MAX_TEMPLATES:
@@ -173,7 +156,7 @@ class SharedTemplates:
         return known[1]
 
 
-def _task_template(row: AnySchedule) -> TaskTemplate:
+def _task_template(row: schedule_cache.AnySchedule) -> TaskTemplate:
     """Raise UnknownTask or InvalidOption."""
     options = {
         **row.options,
@@ -184,13 +167,13 @@ def _task_template(row: AnySchedule) -> TaskTemplate:
     return task_template(registry.get(row.task), call_options(CallOptions(), options))
 
 
-@readable
-def template_of(row: AnySchedule) -> NewTask:
+@schedule_cache.readable
+def template_of(row: schedule_cache.AnySchedule) -> NewTask:
     """Return the values that all tasks of this schedule share, saved or not.
 
     Raises UnknownTask, InvalidArguments or InvalidOption.
     """
-    if isinstance(row, ScheduleRow):
+    if isinstance(row, schedule_cache.ScheduleRow):
         shared = process_state.of(SharedTemplates).get(row)
         zone = intern(row.time_zone)  # it is kept in memory for each schedule
     else:
@@ -207,7 +190,7 @@ def template_of(row: AnySchedule) -> NewTask:
     )
 
 
-def overlap_key_of(row: AnySchedule) -> str | None:
+def overlap_key_of(row: schedule_cache.AnySchedule) -> str | None:
     """Return the overlap key of the schedule's runs; None if they may overlap. Raises
     InvalidOption.
     """
@@ -327,7 +310,7 @@ class KnownSchedule(NamedTuple):
     queue: str
     tenant_id: int
     calendars: tuple[str, ...]
-    versions: tuple[Version, ...]
+    versions: tuple[schedule_cache.Version, ...]
     agenda: Agenda
     template: NewTask
     policy: Policy
@@ -376,8 +359,8 @@ class DueSchedules(NamedTuple):
     """The due schedules of a tick: those that are known, and the rows of the others."""
 
     known: dict[uuid.UUID, KnownSchedule]
-    rows: dict[uuid.UUID, ScheduleRow]
-    calendars: Calendars
+    rows: dict[uuid.UUID, schedule_cache.ScheduleRow]
+    calendars: schedule_cache.Calendars
 
 
 def read_due(states: Sequence[DueState]) -> DueSchedules:
@@ -388,9 +371,9 @@ def read_due(states: Sequence[DueState]) -> DueSchedules:
         for state in states
         if (kept_schedule := kept.get(state)) is not None
     }
-    rows = read_rows([state.id for state in states if state.id not in known])
+    rows = schedule_cache.read_rows([state.id for state in states if state.id not in known])
     names = {name for schedule in known.values() for name in schedule.calendars}
-    calendars = calendars_of(list(rows.values()), names)
+    calendars = schedule_cache.calendars_of(list(rows.values()), names)
     stale = [
         pk
         for pk, schedule in known.items()
@@ -398,13 +381,15 @@ def read_due(states: Sequence[DueState]) -> DueSchedules:
         != tuple(calendars.get((schedule.tenant_id, name)) for name in schedule.calendars)
     ]
     if stale:
-        rows |= read_rows(stale)
+        rows |= schedule_cache.read_rows(stale)
         known = {pk: schedule for pk, schedule in known.items() if pk not in rows}
-        calendars = calendars_of(list(rows.values()))
+        calendars = schedule_cache.calendars_of(list(rows.values()))
     return DueSchedules(known, rows, calendars)
 
 
-def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
+def known_schedule(
+    row: schedule_cache.ScheduleRow, calendars: schedule_cache.Calendars
+) -> KnownSchedule:
     """Return the values of a row that was read, and keep them for the next ticks.
 
     Raises what a corrupted row causes, and UnknownTask or EncryptionError.
@@ -418,8 +403,8 @@ def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
         queue=intern(row.queue),
         tenant_id=row.tenant_id,
         calendars=tuple(row.calendars),
-        versions=named_calendars(row, calendars),
-        agenda=agenda_of(row, calendars),
+        versions=schedule_cache.named_calendars(row, calendars),
+        agenda=schedule_cache.agenda_of(row, calendars),
         template=template,
         policy=policy_of(row),
         overlap=Overlap(row.overlap),
@@ -435,7 +420,7 @@ def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
 _shared_policy = lru_cache(maxsize=1_000)(Policy)
 
 
-def policy_of(row: AnySchedule) -> Policy:
+def policy_of(row: schedule_cache.AnySchedule) -> Policy:
     """Return the schedule's policy for missed fire times; schedules with the same one share it."""
     columns = {column.name: getattr(row, column.name) for column in fields(Policy)}
     for name in columns.keys() & CHOICES.keys():
@@ -656,7 +641,7 @@ class PostponedSchedules:
 
 def head() -> datetime | None:
     """Return when the next schedule is due; one index lookup."""
-    rows = RecurringTask.objects.using(tables.database()).filter(next_run_at__isnull=False)
+    rows = schedule_cache.recurring().filter(next_run_at__isnull=False)
     first: datetime | None = (
         rows.order_by("next_run_at").values_list("next_run_at", flat=True).first()
     )
@@ -682,7 +667,7 @@ class DueSelection(NamedTuple):
 
     def rows(self) -> QuerySet[RecurringTask]:
         """Return the selected schedules, without the postponed ones and without ``limit``."""
-        due: QuerySet[RecurringTask] = RecurringTask.objects.using(tables.database()).due(self.now)
+        due: QuerySet[RecurringTask] = schedule_cache.recurring().due(self.now)
         if self.after is not None:
             due = due.filter(next_run_at__gt=self.after)
         if self.keys is not None:
@@ -749,7 +734,12 @@ def _tick(tick: Tick, selection: DueSelection) -> int:
         plans = _plans(tick, states)
         overlap_keys = {plan.schedule.template.overlap_key for plan in plans if plan.choice.runs}
         tick.opened = overlap.open_runs({key for key in overlap_keys if key is not None})
-        tick.keys = _key_owners(plans)
+        # The open tasks that own the unique keys of these runs.
+        unique = {plan.schedule.template.unique_key for plan in plans if plan.choice.runs} - {None}
+        if unique:
+            owners = tables.tasks().filter(open_unique_key__in=unique)
+            for tenant, key, task_id in owners.values_list("tenant_id", "open_unique_key", "pk"):
+                tick.keys[tenant, key] = task_id
         if tick.recorded is not None:
             tick.recorded |= ledger.recorded(
                 {
@@ -794,7 +784,7 @@ def _locked_keys(keys: Sequence[uuid.UUID], now: datetime) -> list[DueState]:
         return []
     # By the primary key alone, as all operations lock schedules: by another index MariaDB would
     # deadlock with them.
-    rows = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
+    rows = schedule_cache.recurring().filter(pk__in=keys).order_by("pk")
     queryset = tables.locked_for_change(rows, skip_locked=True)
     return [
         DueState._make(columns)
@@ -861,19 +851,6 @@ def _plan(tick: Tick, state: DueState, known: KnownSchedule, watermark: datetime
     choice = choose(known.agenda, watermark, tick.now, known.policy)
     tick.schedules[known.pk] = known
     return FirePlan(known, watermark, state.runs_count, choice)
-
-
-def _key_owners(plans: Sequence[FirePlan]) -> dict[tuple[int, str | None], Any]:
-    """Return the open tasks that own the unique keys of these runs; no statement without keys."""
-    keys = {plan.schedule.template.unique_key for plan in plans if plan.choice.runs} - {None}
-    if not keys:
-        return {}
-    owners = (
-        tables.tasks()
-        .filter(open_unique_key__in=keys)
-        .values_list("tenant_id", "open_unique_key", "pk")
-    )
-    return {(tenant, key): task_id for tenant, key, task_id in owners}
 
 
 # Writes -------------------------------------------------------------------------------------------

@@ -23,12 +23,7 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.signals import tasks_transitioned
-from django_durable_tasks.states.attempt_log import (
-    LOGGED,
-    ended_without_attempt,
-    insert_ending_events,
-    insert_return_events,
-)
+from django_durable_tasks.states import attempt_log
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
 from django_durable_tasks.store.tables import (
@@ -174,7 +169,7 @@ def announce(
         return
     for recorder in RECORDERS.values():
         recorder.record(transition, status, task_ids, succeeded)
-    if not has_receivers():
+    if not tasks_transitioned.has_listeners(Task):
         return
     database = conf.settings().DATABASE
     connection = connections[database]
@@ -203,11 +198,6 @@ def announce(
             "A receiver of tasks_transitioned failed for %s; its writes were rolled back.",
             transition,
         )
-
-
-def has_receivers() -> bool:
-    """Return whether ``tasks_transitioned`` has receivers."""
-    return bool(tasks_transitioned.has_listeners(Task))
 
 
 # The other modules of this package call ``locked`` and ``move``.
@@ -414,11 +404,11 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
         .filter(matches_epochs(pairs), status__standing=sources)
         .update(status=status, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
     )
-    insert_return_events(replayed)
+    attempt_log.insert_return_events(replayed)
     if status in TERMINAL:
         record_endings(ids, status)
-        if name not in LOGGED:
-            ended_without_attempt.send(Task, task_ids=ids, status=status)
+        if name not in attempt_log.LOGGED:
+            attempt_log.ended_without_attempt.send(Task, task_ids=ids, status=status)
     elif status == Status.PENDING and name != "return_to_pending" and "due_at" in writes:
         # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
         # refuses would be claimed and returned in an endless loop.
@@ -429,7 +419,7 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
 
 def record_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
     """Insert the ending events of these tasks, and wake the leader if there are any."""
-    if insert_ending_events(ids, status):
+    if attempt_log.insert_ending_events(ids, status):
         ports.due.leader_work()
 
 

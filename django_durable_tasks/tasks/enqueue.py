@@ -26,16 +26,8 @@ from django_durable_tasks.choices import (
     TargetType,
     UniqueOnConflict,
 )
-from django_durable_tasks.dependencies import edit
+from django_durable_tasks.dependencies import edit, rules
 from django_durable_tasks.dependencies.edges import tally_of
-from django_durable_tasks.dependencies.rules import (
-    MASKED,
-    REFERS,
-    Join,
-    edges_to,
-    needed,
-    needed_of,
-)
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     IdempotencyConflict,
@@ -121,7 +113,35 @@ class TaskTemplate:
         self._queue = options.queue or task.options.queue
         limited = key_of(task.options.rate_limit, task.options.max_concurrency) is not None
         self._has_limit_key = limited or task.target.endpoint is not None
-        self._shared = {"": _shared_values(task, options, stored)[PER_CALL:]}
+        # The values that do not depend on the arguments of a call.
+        defaults = task.options
+        shared = NewTask(
+            id=NO_ID,
+            args="[]",
+            kwargs="{}",
+            shard_key=0,
+            limit_key=None,
+            tenant_id=_tenant_id(options.tenant),
+            name=defaults.name,
+            queue="",
+            priority=defaults.priority if options.priority is None else options.priority,
+            max_attempts=options.max_attempts or defaults.max_attempts,
+            max_crashes=options.max_crashes or defaults.max_crashes,
+            on_orphan=str(options.on_orphan or defaults.on_orphan),
+            weight=options.weight or defaults.weight,
+            options=json.dumps(stored) if stored else None,
+            run_at=options.run_at,
+            expires_at=options.expires_at,
+            expires_in=defaults.expires_in if options.expires_in is None else options.expires_in,
+            expected_duration=options.expected_duration or defaults.expected_duration,
+            has_given_id=options.task_id is not None,
+            idempotency_key=options.idempotency_key,
+            key=options.key,
+            on_upstream_failure=options.on_upstream_failure or OnUpstreamFailure.SKIP.value,
+            target_type=task.target.type.value,
+            in_batch=defaults.batch is not None and options.fits_batch and not ports.eager(),
+        )
+        self._shared = {"": shared[PER_CALL:]}
         self._fixed: tuple[Any, ...] | None = None
         if not ports.routes_by_arguments(self._queue):
             self._fixed = self._shared_by(ports.queue_of(task.options.name, self._queue))
@@ -191,37 +211,6 @@ class TaskTemplate:
         return values
 
 
-def _shared_values(task: Registered, options: CallOptions, stored: Mapping[str, Any]) -> NewTask:
-    """Return a task with the values that do not depend on the arguments of a call."""
-    defaults = task.options
-    return NewTask(
-        id=NO_ID,
-        args="[]",
-        kwargs="{}",
-        shard_key=0,
-        limit_key=None,
-        tenant_id=_tenant_id(options.tenant),
-        name=defaults.name,
-        queue="",
-        priority=defaults.priority if options.priority is None else options.priority,
-        max_attempts=options.max_attempts or defaults.max_attempts,
-        max_crashes=options.max_crashes or defaults.max_crashes,
-        on_orphan=str(options.on_orphan or defaults.on_orphan),
-        weight=options.weight or defaults.weight,
-        options=json.dumps(stored) if stored else None,
-        run_at=options.run_at,
-        expires_at=options.expires_at,
-        expires_in=defaults.expires_in if options.expires_in is None else options.expires_in,
-        expected_duration=options.expected_duration or defaults.expected_duration,
-        has_given_id=options.task_id is not None,
-        idempotency_key=options.idempotency_key,
-        key=options.key,
-        on_upstream_failure=options.on_upstream_failure or OnUpstreamFailure.SKIP.value,
-        target_type=task.target.type.value,
-        in_batch=defaults.batch is not None and options.fits_batch and not ports.eager(),
-    )
-
-
 def step_template(
     task: Registered, options: CallOptions, *, refers: bool, hides_secrets: bool = False
 ) -> TaskTemplate:
@@ -233,7 +222,7 @@ def step_template(
     """
     stored = options.overrides()
     if refers:
-        stored = {**stored, REFERS: MASKED if hides_secrets else 1}
+        stored = {**stored, rules.REFERS: rules.MASKED if hides_secrets else 1}
     return TaskTemplate(task, options, stored)
 
 
@@ -276,7 +265,7 @@ def check_options(options: CallOptions, settings: conf.Settings) -> None:
             f"lease={options.lease:g}: give at least 2 x HEARTBEAT, {2 * settings.HEARTBEAT:g} s.",
             option="lease",
         )
-    if options.depends_on is None and options.join != Join.ALL:
+    if options.depends_on is None and options.join != rules.Join.ALL:
         raise InvalidOption(
             f"join={options.join!r} needs depends_on=..., the tasks that are meant.", option="join"
         )
@@ -502,14 +491,6 @@ def insert(task: NewTask) -> bool:
         return False
     publish_new(task)
     return True
-
-
-def insert_row(task: NewTask) -> Task | None:
-    """Insert a task; return its row, or None, without a change, if one of its keys is taken."""
-    row = inserts.create_row(task)
-    if row is not None:
-        publish_new(task)
-    return row
 
 
 def insert_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, Any]) -> bool:
@@ -742,9 +723,28 @@ def submit(call: Call) -> uuid.UUID:
     Without keys and dependencies this is one INSERT. Raises DurableTasksError before anything is
     written if the call is invalid.
     """
-    if call.options.depends_on is not None:
-        return _submit_waiting(call)
-    return _repeated(_create, call, planned(call))
+    if call.options.depends_on is None:
+        return _repeated(_create, call, planned(call))
+    planned_edges, task = rules.edges_to(call.options.depends_on), new_task(call)
+    with tables.atomic():
+        if task.key is not None:
+            edit.lock_tenant(task.tenant_id)
+        # The upstreams are locked first, so that no ending is missed.
+        upstreams = dependencies.lock_rows([*planned_edges, *key_owners(task)])
+        edit.check_upstreams(planned_edges.values(), upstreams, task.tenant_id)
+        new_edges = [
+            edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
+            for key, edge in planned_edges.items()
+        ]
+        join = rules.needed_of(call.options.join, len(planned_edges))
+        unresolved = rules.needed(join, tally_of(new_edges))
+        task = traced(task, [upstreams[key] for key in planned_edges])
+        task_id = _create(call, task.waiting_for(unresolved, join))
+        if task_id == task.id:
+            edit.insert_edges(new_edges, upstreams)
+        elif task.key is not None:
+            edit.link(task_id, planned_edges)
+    return task_id
 
 
 def planned(call: Call) -> NewTask:
@@ -786,35 +786,16 @@ def _with_taken_key(call: Call, task: NewTask) -> uuid.UUID:
     )
 
 
-def _submit_waiting(call: Call) -> uuid.UUID:
-    """Create a task with upstreams. These are locked first, so that no ending is missed."""
-    planned, task = edges_to(call.options.depends_on), new_task(call)
-    with tables.atomic():
-        if task.key is not None:
-            edit.lock_tenant(task.tenant_id)
-        upstreams = dependencies.lock_rows([*planned, *key_owners(task)])
-        edit.check_upstreams(planned.values(), upstreams, task.tenant_id)
-        new_edges = [
-            edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
-            for key, edge in planned.items()
-        ]
-        join = needed_of(call.options.join, len(planned))
-        unresolved = needed(join, tally_of(new_edges))
-        task = traced(task, [upstreams[key] for key in planned])
-        task_id = _create(call, task.waiting_for(unresolved, join))
-        if task_id == task.id:
-            edit.insert_edges(new_edges, upstreams)
-        elif task.key is not None:
-            edit.link(task_id, planned)
-    return task_id
-
-
 def schedule(call: Call) -> Task:
     """Create the task as ``submit`` does; return the model instance."""
     if call.options.depends_on is None and call.options.key is None:
 
         def create_row(call: Call, task: NewTask) -> Task:
-            return insert_row(task) or tables.tasks().get(pk=_with_taken_key(call, task))
+            row = inserts.create_row(task)
+            if row is None:  # one of its keys is taken
+                return tables.tasks().get(pk=_with_taken_key(call, task))
+            publish_new(task)
+            return row
 
         return _repeated(create_row, call, planned(call))
     row: Task = tables.tasks().get(pk=submit(call))
@@ -935,11 +916,22 @@ def with_free_keys(tenant_id: int, new_tasks: Sequence[NewTask]) -> list[NewTask
     """Return the tasks none of whose keys belongs to a task of the tenant, or to an earlier one of
     these, in a constant number of statements.
     """
-    taken = set[tuple[str, str]]()
+    taken = set[tuple[str, str | None]]()
     for name, column in _COLUMNS_OF_KEYS.items():
         new_keys = {key for task in new_tasks if (key := getattr(task, name)) is not None}
-        if new_keys:
-            taken |= {(name, key) for key in _taken(tenant_id, column, new_keys)}
+        if not new_keys:
+            continue
+        of_tenant: QuerySet[Any] = tables.tasks().for_tenant(tenant_id)
+        rows = tables.with_texts(of_tenant, column, new_keys)
+        taken |= {(name, key) for key in rows.values_list(column, flat=True)}
+        if tables.callers_transaction():  # see requests.next_owner
+            kinds = [
+                kind for kind in (RequestKind.KEY, RequestKind.UNIQUE_KEY) if kind.marker == column
+            ]
+            requested = requests.requests().filter(
+                kind__in=kinds, tenant_id=tenant_id, key__in=new_keys
+            )
+            taken |= {(name, key) for key in requested.values_list("key", flat=True)}
     free = list[NewTask]()
     for task in new_tasks:
         keys = {(name, getattr(task, name)) for name in _COLUMNS_OF_KEYS}
@@ -948,19 +940,6 @@ def with_free_keys(tenant_id: int, new_tasks: Sequence[NewTask]) -> list[NewTask
             free.append(task)
         taken |= keys
     return free
-
-
-def _taken(tenant_id: int, column: str, keys: Collection[str]) -> set[str]:
-    of_tenant = tables.tasks().for_tenant(tenant_id)
-    rows: QuerySet[Any] = tables.with_texts(of_tenant, column, keys)
-    taken = set(rows.values_list(column, flat=True))
-    if tables.callers_transaction():  # see requests.next_owner
-        kinds = [
-            kind for kind in (RequestKind.KEY, RequestKind.UNIQUE_KEY) if kind.marker == column
-        ]
-        requested = requests.requests().filter(kind__in=kinds, tenant_id=tenant_id, key__in=keys)
-        taken |= set(requested.values_list("key", flat=True))
-    return taken
 
 
 def insert_many(new_tasks: Sequence[NewTask]) -> set[uuid.UUID]:

@@ -28,14 +28,7 @@ from django_durable_tasks.dependencies.rules import PlannedEdge
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations import (
-    Argument,
-    ArgumentType,
-    Mode,
-    Reason,
-    Target,
-    operation,
-)
+from django_durable_tasks.operations import Argument, ArgumentType, Mode, Reason, Target, operation
 from django_durable_tasks.option_values import chosen
 from django_durable_tasks.states import attempt_log, dependencies, endings
 from django_durable_tasks.states.guarded_update import TrackedChanges, watching

@@ -111,9 +111,39 @@ def draft(
     ids = dict[int, uuid.UUID]()
     for layer in layers(above):
         ids.update(zip(layer, new_task_ids(len(layer)), strict=True))
-    drafted = WorkflowDraft(
-        plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set()
-    )
+    sizes = Counter(task.scope for task in plan.tasks)
+    new_runs: list[WorkflowRun] = []
+    for place, scope in enumerate(plan.scopes):
+        if scope.parent is None and inside is not None:
+            new_runs.append(inside)
+            continue
+        for name in scope.callbacks.values():
+            registry.get(name).check(["the id of the run"], {})
+        run_id = new_task_id()
+        deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
+        if isinstance(scope.deadline, float):
+            deadline = (launch.run_at or now) + timedelta(seconds=scope.deadline)
+        outermost = scope.parent is None
+        new_runs.append(
+            WorkflowRun(
+                id=run_id,
+                tenant_id=launch.tenant_id,
+                name=scope.name,
+                released=sealed,
+                status=WorkflowStatus.RUNNING if sealed else WorkflowStatus.STARTING,
+                key=launch.key if outermost else None,
+                open_key=launch.key if outermost else None,
+                parent=None if scope.parent is None else new_runs[scope.parent].pk,
+                root=new_runs[0].root if new_runs else run_id,
+                recurring_task=launch.recurring_task,
+                fire_time=launch.fire_time,
+                deadline_at=deadline,
+                callbacks=dict(scope.callbacks),
+                total=sizes[place],
+                sealed_at=now if sealed else None,
+            )
+        )
+    drafted = WorkflowDraft(plan, ids, new_runs, [], [], [], set())
     # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
     # other first tasks are released when everything is written.
     steps = _Steps(launch, now)
@@ -150,44 +180,6 @@ def draft(
             drafted.roots.append(ids[place])
     drafted.rows[:] = traced_together(drafted.rows, plan.scopes[0].name)
     return drafted
-
-
-def _runs_of(
-    plan: Plan, launch: StartOptions, now: datetime, inside: WorkflowRun | None, sealed: bool
-) -> list[WorkflowRun]:
-    sizes = Counter(task.scope for task in plan.tasks)
-    runs: list[WorkflowRun] = []
-    for place, scope in enumerate(plan.scopes):
-        if scope.parent is None and inside is not None:
-            runs.append(inside)
-            continue
-        for name in scope.callbacks.values():
-            registry.get(name).check(["the id of the run"], {})
-        run_id = new_task_id()
-        deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
-        if isinstance(scope.deadline, float):
-            deadline = (launch.run_at or now) + timedelta(seconds=scope.deadline)
-        outermost = scope.parent is None
-        runs.append(
-            WorkflowRun(
-                id=run_id,
-                tenant_id=launch.tenant_id,
-                name=scope.name,
-                released=sealed,
-                status=WorkflowStatus.RUNNING if sealed else WorkflowStatus.STARTING,
-                key=launch.key if outermost else None,
-                open_key=launch.key if outermost else None,
-                parent=None if scope.parent is None else runs[scope.parent].pk,
-                root=runs[0].root if runs else run_id,
-                recurring_task=launch.recurring_task,
-                fire_time=launch.fire_time,
-                deadline_at=deadline,
-                callbacks=dict(scope.callbacks),
-                total=sizes[place],
-                sealed_at=now if sealed else None,
-            )
-        )
-    return runs
 
 
 class _Steps:
@@ -440,9 +432,7 @@ def _start_in_batches(drafted: WorkflowDraft, progress: Progress | None) -> None
                 outside = dependencies.lock_rows(sorted(drafted.outside))
                 _check_outside(drafted, across, outside)
                 edit.insert_edges(across, outside)
-            WorkflowRun.objects.using(tables.database()).unguarded().filter(
-                root=root.pk, status=WorkflowStatus.STARTING
-            ).update(
+            workflow_runs().filter(root=root.pk, status=WorkflowStatus.STARTING).update(
                 status=WorkflowStatus.RUNNING,
                 sealed_at=tables.NOW,
                 updated_at=tables.NOW,
@@ -753,7 +743,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
         raise UnknownTask(
             f"Workflow {row.name!r} cannot end: callback {unknown} is not registered here."
         )
-    WorkflowRun.objects.using(tables.database()).unguarded().filter(pk=row.pk).update(
+    workflow_runs().filter(pk=row.pk).update(
         status=new_status,
         completed_at=(row.completed_at or tables.NOW) if ended else None,
         updated_at=tables.NOW,

@@ -22,7 +22,7 @@ from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.operations import OF_ALL_TENANTS, Target, operation
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.registry import PLAIN_CELERY_TASK
-from django_durable_tasks.schedules import lifecycle
+from django_durable_tasks.schedules import lifecycle, schedule_cache
 from django_durable_tasks.schedules.options import BEAT, Fields, columns, cron_keywords
 from django_durable_tasks.store.clock import database_now
 
@@ -500,7 +500,7 @@ def _take(name: str, values: Mapping[str, Any], hold: str) -> RecurringTask:
 
 
 def _rows(name: str) -> RecurringTaskQuerySet:
-    return lifecycle.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
+    return schedule_cache.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
 
 
 def refuse_foreign(row: RecurringTask | None) -> None:

@@ -46,7 +46,7 @@ from django_durable_tasks.models.fields import DatabaseNow, stored_columns, unde
 from django_durable_tasks.models.guarded import GuardedQuerySet
 from django_durable_tasks.operations import Target, operation
 from django_durable_tasks.registry import NOTIFICATION_TASK
-from django_durable_tasks.schedules.lifecycle import recurring
+from django_durable_tasks.schedules.schedule_cache import recurring
 from django_durable_tasks.states import inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
