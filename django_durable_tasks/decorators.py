@@ -230,8 +230,16 @@ def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Durabl
     defaults = {} if is_ours else checked_defaults(conf.settings().TASK_DEFAULTS or {})
     options = task_options(name, ours, {**defaults, **endings.implied_retries(kwargs)})
     signature = signature_of(function, bound=bool(kwargs.get("bind")))
-    if base.has_schedule_method:
-        _check_parameters(function, signature)
+    run_at = signature.parameters.get("run_at")
+    if (
+        base.has_schedule_method
+        and run_at is not None
+        and run_at.kind in (run_at.POSITIONAL_OR_KEYWORD, run_at.KEYWORD_ONLY)
+    ):
+        raise InvalidOption(
+            f"{function.__qualname__}(run_at): a durable task cannot have this parameter, because "
+            ".schedule(run_at=...) names the earliest start of the task. Rename the parameter."
+        )
     registry.add(Registered(options, signature, function))
     # The result is stored in the row; a result backend would store it a second time.
     celery_options = {"ignore_result": True} | {
@@ -246,9 +254,7 @@ def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Durabl
             soft_time_limit=options.soft_timeout,
             **celery_options,
         )(function)
-    _built[id(task)] = task, options.name
-    for schedule, timing in _below.pop(id(function), (function, ()))[1]:
-        registry.declare(Declaration(schedule, options.name, timing, CODE), function)
+    adopt(task, function, options.name)
     return cast("DurableFunction[..., Any]", task)
 
 
@@ -267,19 +273,6 @@ def _warnings_of_caller() -> Iterator[None]:
         frame, level = frame.f_back, level + 1
     for warning in caught:
         warnings.warn(warning.message, warning.category, stacklevel=level)
-
-
-def _check_parameters(function: Callable[..., Any], signature: inspect.Signature) -> None:
-    """Raise InvalidOption for a parameter that ``.schedule(run_at=...)`` could not pass."""
-    parameter = signature.parameters.get("run_at")
-    if parameter is not None and parameter.kind in (
-        parameter.POSITIONAL_OR_KEYWORD,
-        parameter.KEYWORD_ONLY,
-    ):
-        raise InvalidOption(
-            f"{function.__qualname__}(run_at): a durable task cannot have this parameter, because "
-            ".schedule(run_at=...) names the earliest start of the task. Rename the parameter."
-        )
 
 
 _built: dict[int, tuple[Any, str]] = {}

@@ -11,24 +11,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
     # The two are the same for callers, and the stubs of neither describe the other.
-    BaseTaskBackend: Any
-    DjangoDummyBackend: Any
-    DjangoImmediateBackend: Any
-    InvalidTask: Any
-    InvalidTaskBackend: Any
-    Task: Any
-    TaskContext: Any
-    TaskError: Any
-    TaskResult: Any
-    TaskResultDoesNotExist: Any
-    TaskResultMismatch: Any
-    TaskResultStatus: Any
-    normalize_json: Any
-    task: Any
-    task_backends: Any
-    task_enqueued: Any
-    task_finished: Any
-    task_started: Any
+    def __getattr__(name: str) -> Any: ...
+
 else:
     try:
         from django.tasks import (

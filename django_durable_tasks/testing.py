@@ -13,7 +13,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -436,7 +436,16 @@ def crash(task: Any, /, *args: Any, at: str = "after_body", **kwargs: Any) -> Ta
                         gate.call_function(function, live)
                         _run_hooks(before)
             elif at == "after_step":
-                _call_until_step(run, lease)
+                # Not eager: the savepoint of an eager function would undo what a killed one has
+                # written.
+                with _run_of_killed(run, lease, eager=False) as (function, live):
+                    live.position = _LastPosition(live)
+                    with suppress(_Killed):
+                        gate.call_function(function, live, dedicated.open_blocks())
+                        raise AssertionError(
+                            f"{function.name} has ended without a step that was not recorded"
+                            " before."
+                        )
         finally:
             attempts.end_runs(running, lambda _: lost, worker=place.worker)
         row.refresh_from_db()
@@ -452,17 +461,6 @@ class _LastPosition(Position):
 
     def _confirm(self, steps: dict[str, dict[str, Any]], progress: str | None) -> None:
         raise _Killed
-
-
-def _call_until_step(run: Any, lease: float) -> None:
-    # Not eager: the savepoint of an eager function would undo what a killed one has written.
-    with _run_of_killed(run, lease, eager=False) as (task, live):
-        live.position = _LastPosition(live)
-        try:
-            gate.call_function(task, live, dedicated.open_blocks())
-        except _Killed:
-            return
-    raise AssertionError(f"{task.name} has ended without a step that was not recorded before.")
 
 
 @contextmanager

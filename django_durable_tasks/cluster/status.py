@@ -229,11 +229,7 @@ def overview(registered: Collection[str]) -> Overview:
     now = database_now()
     lease = SchedulerLease.objects.using(database()).filter(name=lease_name()).first()
     alive = list(Node.objects.using(database()).alive().order_by("kind", "name"))
-    depths, unknown = queues.depths(now), Counter[str]()
-    # Each has an index of its own.
-    for waiting in (tasks().published_alone(), tasks().waiting_for_batch(), tasks().queued()):
-        unregistered = waiting.exclude(name__in=list(registered)).order_by().values_list("name")
-        unknown.update(dict(unregistered.annotate(number=Count("*"))))
+    depths = queues.depths(now)
     return Overview(
         now=now,
         depths=depths,
@@ -250,13 +246,22 @@ def overview(registered: Collection[str]) -> Overview:
         quarantined=BoundedCount.of(
             recurring().paused().filter(status_reason=QUARANTINED), COUNTED
         ),
-        unknown=dict(sorted(unknown.items())),
+        unknown=_unknown(registered),
         limits=operator_limits.limits_with_waiting_tasks(
             {depth.queue: depth.due for depth in depths if depth.paused_at is None}
         ),
         connections_needed=connections_needed(alive),
         connections_allowed=_connections_allowed(),
     )
+
+
+def _unknown(registered: Collection[str]) -> dict[str, int]:
+    numbers = Counter[str]()
+    # Each has an index of its own.
+    for waiting in (tasks().published_alone(), tasks().waiting_for_batch(), tasks().queued()):
+        unregistered = waiting.exclude(name__in=list(registered)).order_by().values_list("name")
+        numbers.update(dict(unregistered.annotate(number=Count("*"))))
+    return dict(sorted(numbers.items()))
 
 
 def connections_needed(all_nodes: Sequence[Node]) -> int:

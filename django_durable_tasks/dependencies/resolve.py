@@ -14,22 +14,10 @@ from django.db.models import Exists, OuterRef
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import TERMINAL, Status
-from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.rules import (
-    DELETED,
-    EdgeCounts,
-    EdgeOutcome,
-    JoinDecision,
-    check_size,
-    edge_outcome,
-    join_decision,
-    needed,
-    referred,
-    resolved,
-)
+from django_durable_tasks.dependencies import edges, rules
 from django_durable_tasks.encryption import decrypted, stored_value
 from django_durable_tasks.masking import masked
-from django_durable_tasks.models import EndingEvent, Task, TaskDependency
+from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.workflows import EndingEventQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, claims, dependencies
@@ -186,14 +174,24 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
         waiting = edges.edges().below(upstreams).without_outcome().order_by("task", "pk")
         dependents = list(waiting.values_list("task", flat=True)[:_EDGES])
         rows = dependencies.lock_rows([*upstreams, *dependents])
-        outcomes = _outcomes([event for event in events if event.task_id in upstreams], rows)
-        resolved: dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]] = {}
-        writes: dict[int, tuple[str, EdgeOutcome]] = {}
+        # Each upstream ended with the status of its row; a task that was deleted before its ending
+        # was resolved, with that of its last event.
+        outcomes: dict[uuid.UUID, str] = {}
+        for event in sorted(events, key=lambda event: event.epoch):
+            if event.task_id not in upstreams:
+                continue
+            row = rows.get(event.task_id)
+            if row is None:
+                outcomes[event.task_id] = event.status
+            elif row.epoch == event.epoch and row.status in TERMINAL:
+                outcomes[event.task_id] = row.status
+        resolved: dict[uuid.UUID, list[tuple[TaskDependency, rules.EdgeOutcome]]] = {}
+        writes: dict[int, tuple[str, rules.EdgeOutcome]] = {}
         for edge in edges.edges().below(outcomes).without_outcome().filter(task__in=dependents):
             dependent, outcome = rows.get(edge.task_id), outcomes[edge.upstream_id]
             default = dependent.on_upstream_failure if dependent else ""
             policy = edge.on_upstream_failure or default
-            verdict = edge_outcome(edge.dependency_type, outcome, policy)
+            verdict = rules.edge_outcome(edge.dependency_type, outcome, policy)
             writes[edge.pk] = outcome, verdict
             edge.outcome = outcome
             resolved.setdefault(edge.task_id, []).append((edge, verdict))
@@ -211,24 +209,7 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
     return done
 
 
-def _outcomes(
-    events: Iterable[EndingEvent], rows: Mapping[uuid.UUID, Task]
-) -> dict[uuid.UUID, str]:
-    """Return the status in which each upstream ended, by its row.
-
-    For a task that was deleted before its ending was resolved, the last event has the status.
-    """
-    outcomes: dict[uuid.UUID, str] = {}
-    for event in sorted(events, key=lambda event: event.epoch):
-        row = rows.get(event.task_id)
-        if row is None:
-            outcomes[event.task_id] = event.status
-        elif row.epoch == event.epoch and row.status in TERMINAL:
-            outcomes[event.task_id] = row.status
-    return outcomes
-
-
-Resolved = Mapping[uuid.UUID, Sequence[tuple[TaskDependency, EdgeOutcome]]]
+Resolved = Mapping[uuid.UUID, Sequence[tuple[TaskDependency, rules.EdgeOutcome]]]
 """The edges that a batch resolved, for each dependent."""
 
 
@@ -243,15 +224,15 @@ def reevaluate_joins(
     waiting = [rows[key] for key in sorted(dependents) if key in rows]
     waiting = [row for row in waiting if row.status == Status.BLOCKED]
     tallies = _tallies(waiting, resolved)
-    by_decision: dict[JoinDecision, list[Task]] = {kind: [] for kind in JoinDecision}
+    by_decision: dict[rules.JoinDecision, list[Task]] = {kind: [] for kind in rules.JoinDecision}
     for row in waiting:
         unmet = _unmet(resolved.get(row.pk, ()))
         policy = unmet[0][1].policy if unmet else row.on_upstream_failure
-        by_decision[join_decision(row.join_count, tallies[row.pk], policy)].append(row)
-    stay, skip = by_decision[JoinDecision.STAY], by_decision[JoinDecision.SKIP]
-    fail = by_decision[JoinDecision.FAIL]
-    dependencies.set_needed({row.pk: needed(row.join_count, tallies[row.pk]) for row in stay})
-    messages = release(by_decision[JoinDecision.RELEASE])
+        by_decision[rules.join_decision(row.join_count, tallies[row.pk], policy)].append(row)
+    stay, skip = by_decision[rules.JoinDecision.STAY], by_decision[rules.JoinDecision.SKIP]
+    fail = by_decision[rules.JoinDecision.FAIL]
+    dependencies.set_needed({row.pk: rules.needed(row.join_count, tallies[row.pk]) for row in stay})
+    messages = release(by_decision[rules.JoinDecision.RELEASE])
     reasons: dict[uuid.UUID, str] = {}
     causes: dict[uuid.UUID, uuid.UUID] = {}
     for row in [*skip, *fail]:
@@ -274,12 +255,12 @@ def reevaluate_joins(
 
 
 def _unmet(
-    resolved: Sequence[tuple[TaskDependency, EdgeOutcome]],
-) -> list[tuple[TaskDependency, EdgeOutcome]]:
+    resolved: Sequence[tuple[TaskDependency, rules.EdgeOutcome]],
+) -> list[tuple[TaskDependency, rules.EdgeOutcome]]:
     return [(edge, outcome) for edge, outcome in resolved if outcome.resolved and not outcome.met]
 
 
-def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, EdgeCounts]:
+def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, rules.EdgeCounts]:
     """Count the edges of each task.
 
     For a task that needs all of its upstreams, only the unresolved edges are counted: a task with
@@ -290,8 +271,10 @@ def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Edg
     counts = edges.tallies(sorted(keys - brief)) if keys - brief else {}
     unresolved = edges.open_tallies(sorted(brief))
     for key in brief:
-        counts[key] = replace(unresolved.get(key, EdgeCounts()), unmet=len(_unmet(resolved[key])))
-    return {key: counts.get(key, EdgeCounts()) for key in keys}
+        counts[key] = replace(
+            unresolved.get(key, rules.EdgeCounts()), unmet=len(_unmet(resolved[key]))
+        )
+    return {key: counts.get(key, rules.EdgeCounts()) for key in keys}
 
 
 def release(rows: Sequence[Task]) -> list[TaskMessage]:
@@ -329,7 +312,7 @@ def find_deleted(past: int, limit: int) -> int:
     upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
     orphaned = edges.edges().filter(pk__in=page).filter(~Exists(upstream), outcome__isnull=True)
     edges.insert_events_again(
-        dict.fromkeys(set(orphaned.values_list("depends_on", flat=True)), (0, DELETED))
+        dict.fromkeys(set(orphaned.values_list("depends_on", flat=True)), (0, rules.DELETED))
     )
     return page[-1]
 
@@ -363,15 +346,17 @@ def resolve_references(
     ResultTooLarge if the results together are larger than 1 MiB, and InvalidReference if a result
     does not have the referenced part.
     """
-    references = referred(args) | referred(kwargs)
+    references = rules.referred(args) | rules.referred(kwargs)
     ended = tables.tasks().for_tenant(tenant_id).filter(pk__in=references, status=Status.SUCCESS)
     results = {
         task_id: decrypted(result, place(tenant_id, "result", task_id))
         for task_id, result in ended.values_list("pk", "result")
     }
-    check_size(sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES)
+    rules.check_size(
+        sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES
+    )
     if hides_secrets:
         # Before a part is taken: a part has lost the name that makes it secret.
         names = conf.settings().SECRET_NAMES
         results = {task_id: masked(result, names) for task_id, result in results.items()}
-    return resolved(args, results), resolved(kwargs, results)
+    return rules.resolved(args, results), rules.resolved(kwargs, results)

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -199,25 +200,18 @@ def prune_ledger(now: datetime, limit: int) -> int:
     """
     cutoff = conf.kept_from("LEDGER", now)
     locked = set[uuid.UUID]()
+    forget = partial(_forget, cutoff=cutoff, locked=locked)
     while True:
         before = len(locked)
         oldest = (
             ledger().exclude(pk__in=_entries.postponed()).exclude(recurring_task__in=sorted(locked))
         )
         page = list(oldest.order_by("pk").values_list("pk", flat=True)[:limit])
-        deleted = _forget_apart(page, cutoff, locked) if page else 0
+        if not page:
+            return 0
+        deleted = sum(_entries.batch(partial(forget, page), page.copy, lambda pk: forget([pk])))
         if deleted or len(locked) == before:
             return deleted
-
-
-def _forget_apart(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
-    return sum(
-        _entries.batch(
-            lambda: _forget(page, cutoff, locked),
-            lambda: page,
-            lambda pk: _forget([pk], cutoff, locked),
-        )
-    )
 
 
 def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:

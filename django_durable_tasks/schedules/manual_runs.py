@@ -32,13 +32,7 @@ from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, Un
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.operations import (
-    Argument,
-    ArgumentType,
-    Target,
-    as_text,
-    operation,
-)
+from django_durable_tasks.operations import Argument, ArgumentType, Target, as_text, operation
 from django_durable_tasks.option_values import checked_count, checked_key, instant, one_of
 from django_durable_tasks.schedules import ledger, lifecycle, schedule_cache, trigger
 from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange

@@ -79,9 +79,7 @@ AnySchedule: TypeAlias = RecurringTask | ScheduleRow
 """A schedule, either as a model instance, which may be unsaved, or as a tick reads it."""
 
 
-@lru_cache(maxsize=4_096)
-def _decoded(text: str) -> Any:
-    return json.loads(text)
+_decoded = lru_cache(maxsize=4_096)(json.loads)
 
 
 def read_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, ScheduleRow]:

@@ -31,21 +31,9 @@ from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.tasks import NEVER, new_task_id
 from django_durable_tasks.ports import OpenTaskQuota
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.schedules import ledger, schedule_cache
+from django_durable_tasks.schedules import ledger, misfires, schedule_cache
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun
 from django_durable_tasks.schedules.ledger import LedgerEntry
-from django_durable_tasks.schedules.misfires import (
-    ENDED,
-    MAX_RUNS,
-    Choice,
-    ChosenFire,
-    OverlapDecision,
-    Policy,
-    choose,
-    decide,
-    effective,
-    named,
-)
 from django_durable_tasks.schedules.options import CHOICES
 from django_durable_tasks.schedules.timetables.builder import never_fires
 from django_durable_tasks.schedules.writes import Move, advance, quarantine, wake
@@ -205,28 +193,28 @@ def overlap_key_of(row: schedule_cache.AnySchedule) -> str | None:
 def occurrence_task(
     shared: NewTask,
     planned: PlannedRun,
-    effective: datetime,
-    verdict: OverlapDecision,
+    start: datetime,
+    verdict: misfires.OverlapDecision,
     key: str | None = None,
 ) -> NewTask:
     """Return the task of this fire time, from the schedule's ``template``; it starts at
-    ``effective``, or waits for its overlap key if ``verdict.held`` is set.
+    ``start``, or waits for its overlap key if ``verdict.held`` is set.
     """
     task_id, expires_at = new_task_id(), None
     if shared.expires_in is not None:
         try:
-            expires_at = effective + timedelta(seconds=shared.expires_in)
+            expires_at = start + timedelta(seconds=shared.expires_in)
         except OverflowError as beyond:
             raise InvalidSchedule(
-                f"expires_in={shared.expires_in:g} s after {effective.isoformat()} is beyond the"
+                f"expires_in={shared.expires_in:g} s after {start.isoformat()} is beyond the"
                 " year 9999: declare the schedule again.",
                 option="expires_in",
             ) from beyond
     return shared._replace(
         id=task_id,
         shard_key=shard_of(task_id),
-        run_at=effective,
-        due_at=NEVER if verdict.held else effective,
+        run_at=start,
+        due_at=NEVER if verdict.held else start,
         expires_at=expires_at,
         fire_time=planned.nominal,
         idempotency_key=key or idempotency_key(_schedule_of(shared), planned.nominal),
@@ -313,7 +301,7 @@ class KnownSchedule(NamedTuple):
     versions: tuple[schedule_cache.Version, ...]
     agenda: Agenda
     template: NewTask
-    policy: Policy
+    policy: misfires.Policy
     overlap: Overlap
     max_runs: int | None
     expires_in: float | None
@@ -417,12 +405,12 @@ def known_schedule(
     return known
 
 
-_shared_policy = lru_cache(maxsize=1_000)(Policy)
+_shared_policy = lru_cache(maxsize=1_000)(misfires.Policy)
 
 
-def policy_of(row: schedule_cache.AnySchedule) -> Policy:
+def policy_of(row: schedule_cache.AnySchedule) -> misfires.Policy:
     """Return the schedule's policy for missed fire times; schedules with the same one share it."""
-    columns = {column.name: getattr(row, column.name) for column in fields(Policy)}
+    columns = {column.name: getattr(row, column.name) for column in fields(misfires.Policy)}
     for name in columns.keys() & CHOICES.keys():
         columns[name] = CHOICES[name](columns[name])
     return _shared_policy(**columns)
@@ -459,7 +447,7 @@ class FirePlan:
     schedule: KnownSchedule
     watermark_at: datetime
     runs_count: int
-    choice: Choice
+    choice: misfires.Choice
 
 
 def decide_plan(tick: Tick, plan: FirePlan) -> None:
@@ -490,9 +478,9 @@ def decide_plan(tick: Tick, plan: FirePlan) -> None:
         ran += _run(tick, schedule, chosen, following)
     status, reason = None, ""
     if remaining is not None and ran >= remaining:
-        status, reason = RecurringStatus.CANCELLED, MAX_RUNS
+        status, reason = RecurringStatus.CANCELLED, misfires.MAX_RUNS
     elif choice.following is None:
-        status, reason = RecurringStatus.CANCELLED, ENDED
+        status, reason = RecurringStatus.CANCELLED, misfires.ENDED
     tick.moves.append(
         Move(
             schedule.pk,
@@ -508,7 +496,7 @@ def decide_plan(tick: Tick, plan: FirePlan) -> None:
 
 
 def _run(
-    tick: Tick, schedule: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None
+    tick: Tick, schedule: KnownSchedule, chosen: misfires.ChosenFire, following: PlannedRun | None
 ) -> int:
     """Add the task of one fire time, or a ledger entry with the reason why it does not run.
 
@@ -530,7 +518,7 @@ def _run(
     overlap_key = template.overlap_key
     opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
     all_missed = chosen.caught_up and schedule.policy.catch_up_mode == CatchUp.RUN_ALL_MISSED
-    verdict = decide(schedule.overlap, opened, caught_up=all_missed)
+    verdict = misfires.decide(schedule.overlap, opened, caught_up=all_missed)
     # The open task that prevents the run, by its overlap key or unique key.
     blocker = verdict.blocked_by
     if verdict.runs:
@@ -540,7 +528,7 @@ def _run(
         if blocker in freed and blocker not in {task.id for task in tick.new_tasks}:
             blocker = None
     if blocker is not None:
-        reason = f"{named(opened, blocker)} is open"
+        reason = f"{misfires.named(opened, blocker)} is open"
         return not_run(FireOutcome.SKIPPED_OVERLAP, reason, blocker)
     quota = tick.quotas.get(schedule.tenant_id)
     if quota is not None and not quota.take():
@@ -551,7 +539,7 @@ def _run(
     elif not schedule.jitter and not schedule.jitter_percent:
         start = planned.at
     else:
-        start = effective(
+        start = misfires.effective(
             planned,
             following.at if following else None,
             str(schedule.pk),
@@ -734,12 +722,7 @@ def _tick(tick: Tick, selection: DueSelection) -> int:
         plans = _plans(tick, states)
         overlap_keys = {plan.schedule.template.overlap_key for plan in plans if plan.choice.runs}
         tick.opened = overlap.open_runs({key for key in overlap_keys if key is not None})
-        # The open tasks that own the unique keys of these runs.
-        unique = {plan.schedule.template.unique_key for plan in plans if plan.choice.runs} - {None}
-        if unique:
-            owners = tables.tasks().filter(open_unique_key__in=unique)
-            for tenant, key, task_id in owners.values_list("tenant_id", "open_unique_key", "pk"):
-                tick.keys[tenant, key] = task_id
+        tick.keys = _key_owners(plans)
         if tick.recorded is not None:
             tick.recorded |= ledger.recorded(
                 {
@@ -848,9 +831,19 @@ def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
 
 
 def _plan(tick: Tick, state: DueState, known: KnownSchedule, watermark: datetime) -> FirePlan:
-    choice = choose(known.agenda, watermark, tick.now, known.policy)
+    choice = misfires.choose(known.agenda, watermark, tick.now, known.policy)
     tick.schedules[known.pk] = known
     return FirePlan(known, watermark, state.runs_count, choice)
+
+
+def _key_owners(plans: Sequence[FirePlan]) -> dict[tuple[int, str | None], Any]:
+    """Return the open tasks that own the unique keys of these runs; no statement without keys."""
+    keys = {plan.schedule.template.unique_key for plan in plans if plan.choice.runs} - {None}
+    if not keys:
+        return {}
+    owners = tables.tasks().filter(open_unique_key__in=keys)
+    rows = owners.values_list("tenant_id", "open_unique_key", "pk")
+    return {(tenant, key): task_id for tenant, key, task_id in rows}
 
 
 # Writes -------------------------------------------------------------------------------------------
@@ -883,7 +876,7 @@ def _write(tick: Tick) -> int:
         # Only created tasks are counted.
         moves, ran = [], Counter(task.recurring_task_id for task in created)
         for move in tick.moves:
-            if move.ran > ran[move.pk] and move.reason == MAX_RUNS:
+            if move.ran > ran[move.pk] and move.reason == misfires.MAX_RUNS:
                 move = replace(move, status=None, reason="", next_run_at=tick.now)
             ran_at = tick.now if ran[move.pk] else None
             moves.append(replace(move, ran=ran[move.pk], last_run_at=ran_at))

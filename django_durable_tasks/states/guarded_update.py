@@ -25,14 +25,8 @@ from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.signals import tasks_transitioned
 from django_durable_tasks.states import attempt_log
 from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
-from django_durable_tasks.store.tables import (
-    atomic,
-    callers_transaction,
-    database,
-    locked_for_change,
-    tasks,
-)
 from django_durable_tasks.task_values import Run
 
 # Records which tasks an operation changes, and their status before it.
@@ -153,7 +147,7 @@ RECORDERS: dict[str, Recorder] = {}
 def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]:
     """Return a transaction for the successes of runs, if a recorder may record one."""
     is_needed = any(recorder.needs_transaction(runs) for recorder in RECORDERS.values())
-    return atomic() if is_needed else nullcontext()
+    return tables.atomic() if is_needed else nullcontext()
 
 
 def announce(
@@ -274,18 +268,11 @@ def locked(queryset: TaskQuerySet, limit: int | None = None) -> list[Pair]:
     """
     if limit is not None:
         return sorted(first_locked(queryset, limit))
-    if callers_transaction():
-        return _locked_as_found(queryset)
-    return _lock(queryset, list(queryset.values_list("pk", flat=True)))
-
-
-def _locked_as_found(queryset: TaskQuerySet) -> list[Pair]:
-    """Lock rows in a transaction that the caller opened, except those that start meanwhile.
-
-    If a row starts during each of TRIES attempts, the rows are locked in pages of PART rows. If a
-    row of a page starts, the rows of this page are locked one by one. The number of statements is
-    therefore bounded, and no row that starts meanwhile stays locked.
-    """
+    if not tables.callers_transaction():
+        return _lock(queryset, list(queryset.values_list("pk", flat=True)))
+    # If a row starts during each of TRIES attempts, the rows are locked in pages of PART rows. If a
+    # row of a page starts, the rows of this page are locked one by one. The number of statements is
+    # therefore bounded, and no row that starts meanwhile stays locked.
     seen = dict[uuid.UUID, str]()
     for _ in range(TRIES):
         seen = dict(queryset.order_by("pk").values_list("pk", "status"))
@@ -312,12 +299,14 @@ def _lock_all(queryset: TaskQuerySet, seen: Mapping[uuid.UUID, str]) -> list[Pai
     savepoint unlocks it. InnoDB unlocks rows that its statement does not match, unless it had to
     wait for the lock.
     """
-    with atomic():
+    with tables.atomic():
         statuses = IDLE | set(seen.values())
-        rows = tasks().filter(pk__in=list(seen), status__standing=statuses).order_by("pk")
-        locked_ids = set(locked_for_change(rows).values_list("pk", flat=True)) if seen else set()
+        rows = tables.tasks().filter(pk__in=list(seen), status__standing=statuses).order_by("pk")
+        locked_ids = (
+            set(tables.locked_for_change(rows).values_list("pk", flat=True)) if seen else set()
+        )
         if len(locked_ids) < len(seen):
-            transaction.set_rollback(True, using=database())
+            transaction.set_rollback(True, using=tables.database())
             return None
         matching = queryset if _lists_keys(queryset) else queryset.filter(pk__in=locked_ids)
         return (
@@ -351,7 +340,7 @@ def _first_locked_in_one_statement(queryset: TaskQuerySet, limit: int) -> list[P
     """Lock and limit by one statement, so that rows locked by others do not count towards the
     limit.
     """
-    free = locked_for_change(queryset, skip_locked=True)
+    free = tables.locked_for_change(queryset, skip_locked=True)
     return list(free.values_list("pk", "epoch")[:limit])
 
 
@@ -363,7 +352,7 @@ def _lock(
         return []
     whole = not skip_locked and _lists_keys(queryset)
     matching = (queryset if whole else queryset.filter(pk__in=task_ids)).order_by("pk")
-    locked_rows = locked_for_change(matching, skip_locked=skip_locked)
+    locked_rows = tables.locked_for_change(matching, skip_locked=skip_locked)
     return list(locked_rows.values_list("pk", "epoch"))
 
 
@@ -376,8 +365,8 @@ def _lock_by_primary_key(
     """
     if not task_ids:
         return []
-    rows = tasks().filter(pk__in=task_ids).order_by("pk")
-    locked_rows = locked_for_change(rows, skip_locked=skip_locked)
+    rows = tables.tasks().filter(pk__in=task_ids).order_by("pk")
+    locked_rows = tables.locked_for_change(rows, skip_locked=skip_locked)
     keys = list(locked_rows.values_list("pk", flat=True))
     whole = not skip_locked and _lists_keys(queryset)
     matching = (queryset if whole else queryset.filter(pk__in=task_ids)).order_by("pk")
@@ -397,10 +386,10 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     touch(ids)
     replayed = []
     if sources & TERMINAL:
-        ended = tasks().filter(pk__in=ids, status__in=TERMINAL, workflow__isnull=False)
+        ended = tables.tasks().filter(pk__in=ids, status__in=TERMINAL, workflow__isnull=False)
         replayed = list(ended.values_list("pk", "epoch", "workflow_id", "status"))
     changed = (
-        tasks()
+        tables.tasks()
         .filter(matches_epochs(pairs), status__standing=sources)
         .update(status=status, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
     )
@@ -425,11 +414,11 @@ def record_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
 
 def write_running(queryset: TaskQuerySet, **writes: Any) -> int:
     """Write columns other than the status to RUNNING rows; return how many."""
-    with atomic():
+    with tables.atomic():
         pairs = locked(queryset.filter(status=Status.RUNNING))
         observe([task_id for task_id, _ in pairs])
         return (
-            tasks()
+            tables.tasks()
             .filter(matches_epochs(pairs), status__standing=[Status.RUNNING])
             .update(**writes)
         )

@@ -559,18 +559,16 @@ def first_calls(tenant_id: int, keys: Collection[str]) -> dict[str, Task]:
 
 def check_same_call(first: Task, task: NewTask, label: str) -> None:
     """Raise IdempotencyConflict if the first call was of another task or had other arguments."""
-    if first.name != task.name or not _same_arguments(first, task):
-        raise IdempotencyConflict(
-            f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
-        )
-
-
-def _same_arguments(first: Task, task: NewTask) -> bool:
-    args, kwargs = json.loads(task.args), json.loads(task.kwargs)
-    if current_actor().source != AuditSource.API:
-        return bool((first.args, first.kwargs) == (args, kwargs))
-    shown = masked_arguments(first.name, first.args, first.kwargs)
-    return shown == masked_arguments(first.name, args, kwargs)
+    if first.name == task.name:
+        before: Any = first.args, first.kwargs
+        now: Any = json.loads(task.args), json.loads(task.kwargs)
+        if current_actor().source == AuditSource.API:
+            before, now = masked_arguments(first.name, *before), masked_arguments(first.name, *now)
+        if before == now:
+            return
+    raise IdempotencyConflict(
+        f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
+    )
 
 
 def acquire_unique(call: Call, task: NewTask, key: str) -> uuid.UUID:
@@ -916,22 +914,11 @@ def with_free_keys(tenant_id: int, new_tasks: Sequence[NewTask]) -> list[NewTask
     """Return the tasks none of whose keys belongs to a task of the tenant, or to an earlier one of
     these, in a constant number of statements.
     """
-    taken = set[tuple[str, str | None]]()
+    taken = set[tuple[str, str]]()
     for name, column in _COLUMNS_OF_KEYS.items():
         new_keys = {key for task in new_tasks if (key := getattr(task, name)) is not None}
-        if not new_keys:
-            continue
-        of_tenant: QuerySet[Any] = tables.tasks().for_tenant(tenant_id)
-        rows = tables.with_texts(of_tenant, column, new_keys)
-        taken |= {(name, key) for key in rows.values_list(column, flat=True)}
-        if tables.callers_transaction():  # see requests.next_owner
-            kinds = [
-                kind for kind in (RequestKind.KEY, RequestKind.UNIQUE_KEY) if kind.marker == column
-            ]
-            requested = requests.requests().filter(
-                kind__in=kinds, tenant_id=tenant_id, key__in=new_keys
-            )
-            taken |= {(name, key) for key in requested.values_list("key", flat=True)}
+        if new_keys:
+            taken |= {(name, key) for key in _taken(tenant_id, column, new_keys)}
     free = list[NewTask]()
     for task in new_tasks:
         keys = {(name, getattr(task, name)) for name in _COLUMNS_OF_KEYS}
@@ -940,6 +927,19 @@ def with_free_keys(tenant_id: int, new_tasks: Sequence[NewTask]) -> list[NewTask
             free.append(task)
         taken |= keys
     return free
+
+
+def _taken(tenant_id: int, column: str, keys: Collection[str]) -> set[str]:
+    of_tenant = tables.tasks().for_tenant(tenant_id)
+    rows: QuerySet[Any] = tables.with_texts(of_tenant, column, keys)
+    taken = set(rows.values_list(column, flat=True))
+    if tables.callers_transaction():  # see requests.next_owner
+        kinds = [
+            kind for kind in (RequestKind.KEY, RequestKind.UNIQUE_KEY) if kind.marker == column
+        ]
+        requested = requests.requests().filter(kind__in=kinds, tenant_id=tenant_id, key__in=keys)
+        taken |= set(requested.values_list("key", flat=True))
+    return taken
 
 
 def insert_many(new_tasks: Sequence[NewTask]) -> set[uuid.UUID]:

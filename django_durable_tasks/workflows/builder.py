@@ -131,7 +131,7 @@ class Step:
         return self
 
 
-# Checks of a plan: no cycles, and references only to results of upstreams.
+# Checks of a plan: references only to results of upstreams.
 
 
 def refers(label: str, arguments: Any) -> bool:
@@ -143,23 +143,15 @@ def refers(label: str, arguments: Any) -> bool:
         ) from None
 
 
-def _above(tasks: Sequence[PlannedTask]) -> dict[int, list[int]]:
+def above(tasks: Sequence[PlannedTask]) -> dict[int, list[int]]:
+    """Return the upstreams of each task within the plan, by their positions."""
     return {
         place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
         for place, task in enumerate(tasks)
     }
 
 
-def check_cycle(tasks: Sequence[PlannedTask]) -> None:
-    path = rules.cycle_in(_above(tasks))
-    if path:
-        raise DependencyCycle(
-            "The tasks wait for each other: " + " -> ".join(tasks[place].step for place in path)
-        )
-
-
-def check_references(tasks: Sequence[PlannedTask]) -> None:
-    above = _above(tasks)
+def check_references(tasks: Sequence[PlannedTask], above: Mapping[int, Sequence[int]]) -> None:
     ancestors: dict[int, int] | None = None  # the upstreams of each, as the bits of a number
     for place, task in enumerate(tasks):
         for reference in rules.references_in([task.args, dict(task.kwargs)]) if task.refers else ():
@@ -379,16 +371,23 @@ class Builder:
         tasks: list[PlannedTask] = []
         scopes: list[Scope] = []
         self._place(tasks, scopes, parent=None, end=None, before=())
-        edges = sum(len(task.edges) for task in tasks)
-        for what, number, most in (("tasks", len(tasks), most_tasks), ("edges", edges, most_edges)):
+        plan = Plan(tasks=tuple(tasks), scopes=tuple(scopes))
+        for what, number, most in (
+            ("tasks", len(tasks), most_tasks),
+            ("edges", plan.edges, most_edges),
+        ):
             if number > most:
                 raise WorkflowTooLarge(
                     f"The workflow {self.name!r} has {number:,} {what}, at most {most:,} are"
                     f" allowed (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
                 )
-        check_cycle(tasks)
-        check_references(tasks)
-        return Plan(tasks=tuple(tasks), scopes=tuple(scopes))
+        upstreams = above(tasks)
+        if path := rules.cycle_in(upstreams):
+            raise DependencyCycle(
+                "The tasks wait for each other: " + " -> ".join(tasks[place].step for place in path)
+            )
+        check_references(tasks, upstreams)
+        return plan
 
     def _place(
         self,
@@ -511,12 +510,12 @@ def _named(task: Any) -> tuple[str, CallOptions]:
 
 def _moved(value: Any, first: int, builder: Builder) -> Any:
     if isinstance(value, rules.Reference):
-        if value.builder is not builder and value.builder is not None:
+        if value.builder is None:
+            return value
+        if value.builder is not builder:
             raise InvalidReference(
                 "A result of another workflow cannot be referred to; add it by add_workflow()."
             )
-        if value.builder is None:
-            return value
         return replace(value, place=value.place + first, builder=None)
     if isinstance(value, Mapping):
         return {key: _moved(item, first, builder) for key, item in value.items()}

@@ -49,14 +49,8 @@ from django_durable_tasks.tasks import attempts, enqueue
 from django_durable_tasks.tasks.enqueue import Call, TaskTemplate, step_template, traced_together
 from django_durable_tasks.tasks.options import CallOptions, Schedule
 from django_durable_tasks.texts import counted
-from django_durable_tasks.workflows.builder import (
-    AddedTasks,
-    Builder,
-    FollowUp,
-    Plan,
-    PlannedTask,
-    verdict,
-)
+from django_durable_tasks.workflows import builder
+from django_durable_tasks.workflows.builder import AddedTasks, Builder, FollowUp, Plan, PlannedTask
 
 # Converts a validated plan to unsaved rows with ids: tasks, edges and runs. Writes nothing.
 
@@ -102,10 +96,7 @@ def draft(
     With ``inside``, the tasks of scope 0 join that run and no run is created for it. If ``sealed``
     is False, the runs get the status STARTING, because the plan is written in several transactions.
     """
-    above = {
-        place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
-        for place, task in enumerate(plan.tasks)
-    }
+    above = builder.above(plan.tasks)
     # Ids sort by creation time, but not within a millisecond. They are assigned by layer, so that
     # lists show upstreams first.
     ids = dict[int, uuid.UUID]()
@@ -265,12 +256,12 @@ TAKEN_OVER_AFTER = 60.0
 """After this many seconds without progress, another start with the same key may replace a start."""
 
 
-def planned(builder: Builder) -> Plan:
+def planned(workflow: Builder) -> Plan:
     """Return the validated graph of a workflow. Raises an error if it exceeds the limits of the
     settings.
     """
     most = conf.settings().WORKFLOW_MAX_TASKS
-    return builder.plan(most_tasks=most, most_edges=_EDGES_PER_TASK * most)
+    return workflow.plan(most_tasks=most, most_edges=_EDGES_PER_TASK * most)
 
 
 def start_after(run: Run, plan: Plan) -> WorkflowRun:
@@ -729,7 +720,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
     new_status = WorkflowStatus(row.status)
     if new_status != WorkflowStatus.STARTING:
         cancelled = row.cancel_requested_at is not None
-        new_status = verdict(
+        new_status = builder.verdict(
             counts, row.total, cancelled=cancelled, overdue=cancelled and row.reason == DEADLINE
         )
     ended = new_status not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
