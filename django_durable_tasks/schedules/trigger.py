@@ -867,7 +867,17 @@ def _write(tick: Tick) -> int:
     ids = {task.id for task in created}
     _replace([task_id for task_id in tick.replaced if task_id not in ids])
     if created and tick.alone:
-        created = [task for task in created if _insert_one(task)]
+        alone, created = created, list[NewTask]()
+        for task in alone:
+            try:
+                with tables.atomic():
+                    inserts.create_many([task])
+                created.append(task)
+            except IntegrityError as refused:
+                if not is_unique_violation(refused):
+                    raise
+                # Another task acquired one of its keys first.
+                ledger.refuse(*task.occurrence, shortened(str(refused), ledger.REASON_MAX))
     elif created:
         inserts.create_many(queued_if_due(created, tick.now, tick.windows))
     _replace([task_id for task_id in tick.replaced if task_id in ids])
@@ -893,16 +903,3 @@ def _replace(stale: Sequence[Any]) -> None:
         endings.cancel(queryset, "REPLACED")
         endings.request_cancel(queryset, "REPLACED")
         edges.request_cancel_runs(workflow_runs().filter(pk__in=stale), "REPLACED")
-
-
-def _insert_one(task: NewTask) -> bool:
-    """Insert one task; if another one acquired one of its keys first, record that in the ledger."""
-    try:
-        with tables.atomic():
-            inserts.create_many([task])
-    except IntegrityError as refused:
-        if not is_unique_violation(refused):
-            raise
-        ledger.refuse(*task.occurrence, shortened(str(refused), ledger.REASON_MAX))
-        return False
-    return True

@@ -264,23 +264,6 @@ def planned(workflow: Builder) -> Plan:
     return workflow.plan(most_tasks=most, most_edges=_EDGES_PER_TASK * most)
 
 
-def start_after(run: Run, plan: Plan) -> WorkflowRun:
-    """Start the workflow that a task function returned, in the transaction that records its
-    success.
-
-    The workflow gets the recurring task, fire time and priority of the task.
-    """
-    columns = ("recurring_task_id", "fire_time", "priority")
-    starter = tables.tasks().filter(pk=run.task_id).values_list(*columns, named=True).get()
-    launch = StartOptions(
-        tenant_id=run.tenant_id,
-        priority=starter.priority,
-        recurring_task=starter.recurring_task_id,
-        fire_time=starter.fire_time,
-    )
-    return start(plan, launch)
-
-
 def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) -> WorkflowRun:
     """Create a workflow, release its first tasks and return its run.
 
@@ -858,5 +841,8 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
                 if isinstance(followup, AddedTasks) and plan is not None:
                     add_tasks(run, plan)
                 elif plan is not None:
-                    start_after(run, plan)
+                    # The workflow gets the recurring task, fire time and priority of the task.
+                    names = ("recurring_task", "fire_time", "priority")
+                    starter = tables.tasks().filter(pk=run.task_id).values(*names).get()
+                    start(plan, StartOptions(tenant_id=run.tenant_id, **starter))
     return accepted or attempts.succeeded(run)
