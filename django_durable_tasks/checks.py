@@ -32,11 +32,11 @@ from django_durable_tasks.limits import scopes as limits
 from django_durable_tasks.masking import masked
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import ExactCharField, exact_collation
+from django_durable_tasks.registry import HTTP_CALLBACK_TASK
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.store.connections import on_sqlite
 from django_durable_tasks.store.dialects import text
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK
 from django_durable_tasks.tasks.options import TaskOptions, checked_defaults, task_options
 
 # The findings: ids, texts and remedies.

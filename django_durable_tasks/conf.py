@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.texts import did_you_mean
 
 # Checks of single settings in ``DURABLE_TASKS``; each is called with the key and the value, unless
 # this is None, and raises InvalidSetting.

@@ -108,25 +108,20 @@ def _start_of(pid: int) -> str | None:
     return text.rpartition(")")[2].split()[19]
 
 
-def _is_alive(values: Mapping[str, Any]) -> bool:
-    try:
-        os.kill(values["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return values["started"] is None or values["started"] == _start_of(values["pid"])
-
-
 def _read(kind: str | None) -> list[dict[str, Any]]:
     """Return the contents of the files of the processes that are alive. Raises OSError."""
     path = _checked_folder()
     processes = []
     for file in sorted(path.glob(f"{kind or '*'}-*.json")) if path.is_dir() else ():
-        with suppress(FileNotFoundError):  # its process has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # its process has ended
             values = json.loads(file.read_text(encoding="utf-8"))
-            if _is_alive(values):
+            try:
+                os.kill(values["pid"], 0)
+            except PermissionError:  # it is alive, and another user's
                 processes.append(values)
+            else:
+                if values["started"] in (None, _start_of(values["pid"])):
+                    processes.append(values)
     return processes
 
 

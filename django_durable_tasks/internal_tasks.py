@@ -9,9 +9,7 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import live_runs, plain_messages
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.task_names import (
-    PLAIN_CELERY_TASK,
-)
+from django_durable_tasks.registry import PLAIN_CELERY_TASK
 from django_durable_tasks.workflows.builder import END, MAP, STARMAP
 
 # ``django_durable_tasks.end_of_workflow``: the last step of a sub-workflow. It runs when all other

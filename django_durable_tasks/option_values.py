@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TypeVar
 
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.texts import did_you_mean
+
+E = TypeVar("E", bound=StrEnum)
 
 # Names, keys and counts are checked, and durations are converted: numbers of seconds and timedeltas
 # in the API, floats of seconds internally.
@@ -20,6 +23,13 @@ def chosen(option: str, value: object, names: type[StrEnum]) -> str:
         return str(value)
     hint = did_you_mean(str(value).upper(), map(str, names))
     raise InvalidOption.of(option, value, f"give one of {', '.join(names)}. {hint}".strip())
+
+
+def one_of(option: str, value: object, names: type[E]) -> E:
+    """Return the member with this value; raises InvalidOption."""
+    if value not in set(names):
+        raise InvalidOption.of(option, value, f"give one of {', '.join(names)}.")
+    return names(str(value))
 
 
 # Seconds: the longest duration that every database can add to its current time.

@@ -1,6 +1,6 @@
 """Functions that lower packages call and higher packages provide.
 
-``apps.ready()`` assigns them once. For example, the engine publishes through ``ports.publish``
+``apps.ready()`` assigns the ports once. For example, the engine publishes through ``ports.publish``
 without importing Celery.
 """
 
@@ -39,23 +39,6 @@ class TaskMessage:
     """
 
 
-class PublishPort(Protocol):
-    """Publishes messages. Errors of the broker are not raised.
-
-    The task of a message that the broker does not accept becomes PENDING again.
-    """
-
-    def __call__(self, messages: Sequence[TaskMessage]) -> None: ...
-
-
-class PublishBatches(Protocol):
-    """Publishes a batch message for each of these queues and task names that has none outstanding,
-    with these priorities. Errors of the broker and the database are not raised.
-    """
-
-    def __call__(self, priorities: Mapping[tuple[str, str], int]) -> None: ...
-
-
 class QueueOf(Protocol):
     """Returns the queue to which Celery's routing sends a task, or a call with these arguments."""
 
@@ -66,12 +49,6 @@ class QueueOf(Protocol):
         args: Sequence[Any] = ...,
         kwargs: Mapping[str, Any] = ...,
     ) -> str: ...
-
-
-class RoutesByArguments(Protocol):
-    """Returns whether ``queue_of`` may give different queues to calls of one task."""
-
-    def __call__(self, queue: str | None) -> bool: ...
 
 
 class BrokerOpen(Protocol):
@@ -102,12 +79,6 @@ class FastPathPort(Protocol):
         """Return whether a concurrency or rate limit can apply to such a task."""
 
 
-class Eager(Protocol):
-    """Returns whether published tasks run in the process of the caller (Celery's eager mode)."""
-
-    def __call__(self) -> bool: ...
-
-
 class DueChanges(Protocol):
     """Receives changes of waiting tasks in the transaction that writes them.
 
@@ -125,27 +96,6 @@ class DueChanges(Protocol):
 
     def leader_work(self, at: Any = None) -> None:
         """Record that the leader has ending events to process, or a schedule to fire at ``at``."""
-
-
-class LoadTasks(Protocol):
-    """Imports the project's task modules, at most once per process.
-
-    Returns the error as text, or None.
-    """
-
-    def __call__(self) -> str | None: ...
-
-
-class ScheduleZone(Protocol):
-    """Returns the default time zone of a new schedule. Raises InvalidSchedule."""
-
-    def __call__(self) -> str: ...
-
-
-class ApplyRequests(Protocol):
-    """Applies the requests of a transaction to RUNNING tasks; called after its commit."""
-
-    def __call__(self, task_ids: Sequence[uuid.UUID]) -> None: ...
 
 
 class Traces(Protocol):
@@ -200,17 +150,32 @@ class _Unbound:
         )
 
 
-publish: PublishPort = _Unbound()
-publish_batches: PublishBatches = _Unbound()
+publish: Callable[[Sequence[TaskMessage]], None] = _Unbound()
+"""Publishes messages. Errors of the broker are not raised.
+
+The task of a message that the broker does not accept becomes PENDING again.
+"""
+publish_batches: Callable[[Mapping[tuple[str, str], int]], None] = _Unbound()
+"""Publishes a batch message for each of these queues and task names that has none outstanding,
+with these priorities. Errors of the broker and the database are not raised.
+"""
 queue_of: QueueOf = _Unbound()
-routes_by_arguments: RoutesByArguments = _Unbound()
+routes_by_arguments: Callable[[str | None], bool] = _Unbound()
+"""Returns whether ``queue_of`` may give different queues to calls of one task."""
 broker_open: BrokerOpen = _Unbound()
 fast_path: FastPathPort = _Unbound()
-eager: Eager = _Unbound()
+eager: Callable[[], bool] = _Unbound()
+"""Returns whether published tasks run in the process of the caller (Celery's eager mode)."""
 due: DueChanges = _Unbound()
-load_tasks: LoadTasks = _Unbound()
-schedule_zone: ScheduleZone = _Unbound()
-apply_requests: ApplyRequests = _Unbound()
+load_tasks: Callable[[], str | None] = _Unbound()
+"""Imports the project's task modules, at most once per process.
+
+Returns the error as text, or None.
+"""
+schedule_zone: Callable[[], str] = _Unbound()
+"""Returns the default time zone of a new schedule. Raises InvalidSchedule."""
+apply_requests: Callable[[Sequence[uuid.UUID]], None] = _Unbound()
+"""Applies the requests of a transaction to RUNNING tasks; called after its commit."""
 traces: Traces | None = None
 """None unless TRACES is set."""
 
@@ -247,27 +212,3 @@ def bind_tenants(
     """Assign ``quotas`` and ``tenants_of``; called in ``AppConfig.ready()``."""
     global quotas, tenants_of
     quotas, tenants_of = tenant_quotas, tenants_of_user
-
-
-def bind(
-    *,
-    publish_port: PublishPort,
-    batches_port: PublishBatches,
-    queue_port: QueueOf,
-    routes_port: RoutesByArguments,
-    broker_port: BrokerOpen,
-    fast_path_port: FastPathPort,
-    eager_port: Eager,
-    due_port: DueChanges,
-    load_port: LoadTasks,
-    zone_port: ScheduleZone,
-    requests_port: ApplyRequests,
-) -> None:
-    """Assign the ports; called once by ``apps.ready()``."""
-    global publish, publish_batches, queue_of, routes_by_arguments, broker_open, fast_path
-    global eager, due, load_tasks, schedule_zone, apply_requests
-    publish, publish_batches = publish_port, batches_port
-    queue_of, routes_by_arguments = queue_port, routes_port
-    broker_open, fast_path = broker_port, fast_path_port
-    eager, due, load_tasks = eager_port, due_port, load_port
-    schedule_zone, apply_requests = zone_port, requests_port

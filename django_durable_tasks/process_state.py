@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -144,3 +145,28 @@ class Refresher:
         finally:
             with self._lock:
                 self._thread = None
+
+
+# A child process that ends with the process that started it.
+#
+# The parent keeps the write end of a pipe, and the child waits for the end of the file at the read
+# end. The system closes the pipe when the parent dies, even by SIGKILL. No process id is compared.
+
+
+# The file descriptor of the read end, for a child that a parent supervises.
+PARENT_PIPE = "DURABLE_TASKS_PARENT_PIPE"
+
+
+def end_with_parent() -> None:
+    """Send SIGTERM to this process when its parent has ended. Without a supervising parent nothing
+    happens.
+    """
+    descriptor = os.environ.pop(PARENT_PIPE, "")
+    if descriptor.isdecimal():
+        os.set_inheritable(int(descriptor), False)
+
+        def wait_for_end() -> None:
+            os.read(int(descriptor), 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=wait_for_end, name="durable-parent", daemon=True).start()

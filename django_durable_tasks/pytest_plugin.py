@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.counted import counted
+from django_durable_tasks.texts import counted
 
 ALLOW, REFUSE = "allow", "refuse"
 _MARK = "durable_tasks(broker=False): broker=True lets the test send messages of durable tasks."

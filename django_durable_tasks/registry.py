@@ -15,14 +15,23 @@ from typing import Any
 from django_durable_tasks import ports
 from django_durable_tasks.argument_types import ArgumentTypes
 from django_durable_tasks.choices import TargetType
-from django_durable_tasks.did_you_mean import nearest_function
-from django_durable_tasks.exceptions import (
-    InvalidArguments,
-    InvalidOption,
-    UnknownTask,
-)
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.exceptions import InvalidArguments, InvalidOption, UnknownTask
 from django_durable_tasks.tasks.options import TaskOptions
+from django_durable_tasks.texts import nearest_function
+
+# The registered names of tasks of this package that several packages know.
+
+
+HTTP_CALLBACK_TASK = "django_durable_tasks.http_callback"
+QUEUE_MESSAGE_TASK = "django_durable_tasks.queue_message"
+
+NOTIFICATION_TASK = "django_durable_tasks.deliver_notification"
+WATCHDOG_TASK = "django_durable_tasks.watchdog"
+OWN_TASKS = frozenset({NOTIFICATION_TASK, WATCHDOG_TASK})
+"""Tasks whose endings are no events. Otherwise a failed delivery would cause another one."""
+
+PLAIN_CELERY_TASK = "django_durable_tasks.plain_celery_task"
+"""The durable task that sends a message to a Celery task that is not durable."""
 
 
 @dataclass(frozen=True, slots=True)

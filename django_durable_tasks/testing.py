@@ -30,14 +30,13 @@ from django.db.models import Q
 from django.db.models.functions import Coalesce
 from django.test import override_settings
 
-from django_durable_tasks import conf, host_clock, ports, process_state, registry
+from django_durable_tasks import conf, ports, process_state, registry
 from django_durable_tasks.celery import gate
 from django_durable_tasks.celery.inspect import load_tasks
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.positions import Position
 from django_durable_tasks.celery.prepared_messages import celery_id_of, headers_of
 from django_durable_tasks.choices import Status
-from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
 from django_durable_tasks.limits.backpressure import paused_queues, read_heads
@@ -49,12 +48,14 @@ from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.states import claims, inserts
 from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.states.machine import EndingKind, Outcome
+from django_durable_tasks.store import clock
 from django_durable_tasks.store import connections as dedicated
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
 from django_durable_tasks.tasks import attempts, requests
 from django_durable_tasks.tasks.attempts import Refusal
 from django_durable_tasks.tasks.claim import claim_some, claim_these
+from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows import runs
 
 logger = logging.getLogger("django_durable_tasks.runs")
@@ -104,7 +105,7 @@ _FUNCTIONS = {
 
 def _add_distance(execute: Any, sql: Any, parameters: Any, many: bool, context: Any) -> Any:
     pattern, replacement = _FUNCTIONS[context["connection"].vendor]
-    seconds = host_clock.travelled.total_seconds()
+    seconds = clock.travelled.total_seconds()
     moved = replacement.format(seconds=seconds, microseconds=round(seconds * 1e6))
     if isinstance(sql, str) and seconds:
         sql = pattern.sub(moved, sql)
@@ -118,7 +119,7 @@ def _wrap(connection: Any, **_: Any) -> None:
 
 def _move_to(to: datetime) -> None:
     """Let the database's clock show this time, and forget what was read at another one."""
-    host_clock.travelled += to - database_now()
+    clock.travelled += to - database_now()
     process_state.renew()
 
 
@@ -131,7 +132,7 @@ def travel(to: datetime | timedelta) -> Iterator[None]:
     ``timezone.now()`` need a library that moves the clock of Python, too. Values that a column's
     default writes, such as ``created_at``, are not moved.
     """
-    before = host_clock.travelled
+    before = clock.travelled
     connection = connections[conf.settings().DATABASE]
     # The distance does not show whether this block is nested: that of an outer one may be zero.
     is_outermost = _add_distance not in connection.execute_wrappers
@@ -143,7 +144,7 @@ def travel(to: datetime | timedelta) -> Iterator[None]:
         _move_to(database_now() + to if isinstance(to, timedelta) else _aware(to))
         yield
     finally:
-        host_clock.travelled = before
+        clock.travelled = before
         if is_outermost:
             connection_created.disconnect(_wrap)
             connection.execute_wrappers.remove(_add_distance)
@@ -167,11 +168,6 @@ def _publish_nothing(_: Any) -> None:
     """Leave tasks QUEUED; the next step of ``drain`` takes them from there."""
 
 
-def _resolve_nothing(_: uuid.UUID) -> resolve.ResolveResult:
-    """Leave the dependents of an ended task waiting."""
-    return resolve.ResolveResult()
-
-
 @contextmanager
 def _in_this_process(now: datetime | None = None, *, workflows: bool = True) -> Iterator[None]:
     """Let the engine use the connection of the test, and publish nothing."""
@@ -187,7 +183,8 @@ def _in_this_process(now: datetime | None = None, *, workflows: bool = True) -> 
             stack.enter_context(travel(_aware(now) + _PRECISION))
         vars(ports).update(publish=_publish_nothing, publish_batches=_publish_nothing)
         if not workflows:
-            vars(resolve).update(resolve_endings_of=_resolve_nothing)
+            # The dependents of an ended task wait.
+            vars(resolve).update(resolve_endings_of=lambda _: resolve.ResolveResult())
         try:
             yield
         finally:

@@ -85,8 +85,21 @@ def verify_webhook(
             request.webhook_id = message_id  # type: ignore[attr-defined]
             if cache is None:
                 return view(request, *args, **kwargs)
-            call = functools.partial(view, request, *args, **kwargs)
-            return _once(cache, _key(request.path, message_id), tolerance, call)
+            text = f"{request.path}\x00{message_id}".encode("utf-8", "backslashreplace")
+            # A key that every cache accepts, whatever the path and the id contain.
+            store, key = caches[cache], f"durable-webhook:{hashlib.sha256(text).hexdigest()}"
+            if not store.add(key, _PROCESSING, tolerance):
+                return HttpResponse(status=204 if store.get(key) == _DONE else 409)
+            try:
+                response = view(request, *args, **kwargs)
+            except BaseException:
+                store.delete(key)
+                raise
+            if 200 <= response.status_code < 300:
+                store.set(key, _DONE, _KEPT)
+            else:
+                store.delete(key)
+            return response
 
         return csrf_exempt(checked)
 
@@ -95,26 +108,3 @@ def verify_webhook(
 
 def _as_list(secrets: str | Sequence[str]) -> list[str]:
     return [secrets] if isinstance(secrets, str) else list(secrets)
-
-
-def _key(path: str, message_id: str) -> str:
-    """Return a key that every cache accepts, whatever the path and the id contain."""
-    digest = hashlib.sha256(f"{path}\x00{message_id}".encode("utf-8", "backslashreplace"))
-    return f"durable-webhook:{digest.hexdigest()}"
-
-
-def _once(alias: str, key: str, busy_for: float, view: Callable[[], HttpResponse]) -> HttpResponse:
-    """Call the view unless the request of this key is or was processed; ``busy_for`` in seconds."""
-    store = caches[alias]
-    if not store.add(key, _PROCESSING, busy_for):
-        return HttpResponse(status=204 if store.get(key) == _DONE else 409)
-    try:
-        response = view()
-    except BaseException:
-        store.delete(key)
-        raise
-    if 200 <= response.status_code < 300:
-        store.set(key, _DONE, _KEPT)
-    else:
-        store.delete(key)
-    return response

@@ -19,7 +19,7 @@ if not apps.ready:
 from django_durable_tasks.checks import FINDINGS, ProjectFinding
 from django_durable_tasks.contrib.database_transport import checks as broker_checks
 from django_durable_tasks.management.commands import durable, run_scheduler
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 
 _COMMANDS = """
 # Commands

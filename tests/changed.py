@@ -48,7 +48,7 @@ TABLE = (
         "workflows/",
     ),
     ("database@postgresql documentation smoke", "command/ management/"),
-    ("database@postgresql documentation browser", "operations/"),
+    ("database@postgresql documentation browser", "operations.py"),
     ("database/admin@postgresql browser", "admin/ templates/ static/"),
     ("documentation", "docs/ README.md CHANGELOG.md CONTRIBUTING.md Makefile tests/documentation/"),
     ("processes/test_example_project.py documentation", "example_project/"),

@@ -107,7 +107,7 @@ def _insert(rows: list[Task]) -> None:
         for field in Task._meta.local_concrete_fields
         if not isinstance(getattr(rows[0], field.attname), DatabaseDefault)
     ]
-    names = ", ".join(quote(field.column) for field in columns)
+    names = ", ".join(quote(str(field.column)) for field in columns)
     places = ", ".join(["%s"] * len(columns))
     values = [
         [field.get_db_prep_save(field.pre_save(row, add=True), connection) for field in columns]

@@ -30,10 +30,9 @@ from django.utils.translation import ngettext
 from django_durable_tasks.admin import display
 from django_durable_tasks.admin.display import page_of
 from django_durable_tasks.admin.fields import InstantField, JsonField, in_zone, refuse
-from django_durable_tasks.bounded_count import BoundedCount
 from django_durable_tasks.exceptions import DurableTasksError, TransitionRefused
 from django_durable_tasks.models import Task
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     REASON_HELP,
     Argument,
     ArgumentType,
@@ -41,6 +40,7 @@ from django_durable_tasks.operations.operation import (
     OperationResult,
     Reason,
 )
+from django_durable_tasks.store.tables import BoundedCount
 from django_durable_tasks.workflows.operations import GraphReport
 
 # The form of an operation, created from the fields in the registry.

@@ -26,10 +26,10 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.audit import masked_arguments
 from django_durable_tasks.celery import inspect as celery_inspect
 from django_durable_tasks.exceptions import EncryptionError
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import masked, masked_text
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import EncryptedJSONField
+from django_durable_tasks.store.clock import host_now
 from django_durable_tasks.tasks.explanations import ago
 
 NOTHING = "-"

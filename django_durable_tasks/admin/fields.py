@@ -22,9 +22,9 @@ from django.utils.functional import cached_property
 from django_durable_tasks.admin.display import instant
 from django_durable_tasks.admin.filters import is_default_only
 from django_durable_tasks.exceptions import DurableTasksError, InvalidArguments
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
 from django_durable_tasks.schedules.timetables import zones
+from django_durable_tasks.store.clock import host_now
 
 # Form fields: JSON of one type, and an instant in a schedule's zone; and the assignment of errors
 # to fields.

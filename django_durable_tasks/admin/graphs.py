@@ -24,7 +24,7 @@ from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.choices import REPLAYABLE, DependencyType, Gate, Status
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, Tenant, WorkflowRun
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 from django_durable_tasks.tasks.explanations import Level, Sentence
 from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows import operations as graph_operations

@@ -36,7 +36,7 @@ from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.operator_limits import limit_waits
 from django_durable_tasks.limits.scopes import waiting
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.operation import OPERATIONS, Operation
+from django_durable_tasks.operations import OPERATIONS, Operation
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks.explanations import ago
 

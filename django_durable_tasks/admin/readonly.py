@@ -27,7 +27,7 @@ from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Tenant
 from django_durable_tasks.models.fields import DatabaseNow, InstantField
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 
 COUNTED_AT_MOST = 10_000
 _NUL = "\x00"

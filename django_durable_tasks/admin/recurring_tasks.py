@@ -32,7 +32,7 @@ from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task, Tenant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 from django_durable_tasks.schedules import lifecycle, manual_runs
 from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.explain import FireTime, preview, upcoming

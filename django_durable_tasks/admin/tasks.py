@@ -30,7 +30,7 @@ from django_durable_tasks.celery.inspect import sentences
 from django_durable_tasks.choices import OPEN, REPLAYABLE, Status
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.workflows import operations as graph_operations
 

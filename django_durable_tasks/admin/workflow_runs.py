@@ -23,11 +23,11 @@ from django_durable_tasks.admin import tasks as admin_tasks
 from django_durable_tasks.admin.graphs import CHOSEN_OPERATIONS, RUN_OPERATIONS
 from django_durable_tasks.admin.readonly import ReadOnlyAdmin, section
 from django_durable_tasks.choices import Status, WorkflowStatus
-from django_durable_tasks.dependencies.joins import layers
+from django_durable_tasks.dependencies.rules import layers
 from django_durable_tasks.models import RecurringTask, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.workflows import COUNTS
-from django_durable_tasks.operations.operation import Operation
+from django_durable_tasks.operations import Operation
 from django_durable_tasks.tasks.explanations import Level, Sentence
 from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows import operations as graph_operations

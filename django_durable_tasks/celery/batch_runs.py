@@ -33,7 +33,6 @@ from django_durable_tasks.celery.gate import STATE, CallState, state_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import batch_token
 from django_durable_tasks.celery.publisher import CARRIER
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.limits import config
 from django_durable_tasks.states.machine import EndingKind, Outcome, decide
@@ -44,6 +43,7 @@ from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts, batches
 from django_durable_tasks.tasks.batches import Success
 from django_durable_tasks.tasks.options import TaskOptions
+from django_durable_tasks.texts import counted
 
 # Celery's signals and hooks of the tasks of a batch.
 #

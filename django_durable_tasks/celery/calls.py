@@ -20,7 +20,6 @@ from celery.utils.functional import maybe_list
 from django_durable_tasks import registry
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.celery.routing import queue_of_options
-from django_durable_tasks.did_you_mean import nearest
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.option_values import LONGEST, instant, seconds
@@ -29,6 +28,7 @@ from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.tasks import enqueue
 from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions, call_options
+from django_durable_tasks.texts import nearest
 
 _CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
 _TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority"}

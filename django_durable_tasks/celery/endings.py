@@ -28,7 +28,6 @@ from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.result import described
 from django_durable_tasks.choices import TERMINAL
 from django_durable_tasks.conf import InvalidSetting
-from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.dependencies.resolve import ResolveResult
 from django_durable_tasks.exceptions import (
@@ -51,6 +50,7 @@ from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.arguments import encode_result
 from django_durable_tasks.tasks.attempts import claim_next, frees_capacity
 from django_durable_tasks.tasks.options import ATTEMPTS_MAX, Retry, TaskOptions
+from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows.builder import FollowUp, followups_of
 from django_durable_tasks.workflows.runs import succeed as record_success
 

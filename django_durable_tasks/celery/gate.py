@@ -32,7 +32,7 @@ from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import RUN_HEADER, Envelope, TakenRun, parse
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
-from django_durable_tasks.dependencies.references import MASKED, REFERS
+from django_durable_tasks.dependencies.rules import MASKED, REFERS
 from django_durable_tasks.exceptions import (
     EndingNotRecorded,
     IsolationTooStrict,

@@ -23,7 +23,6 @@ from django.db import DataError, Error, IntegrityError
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery.positions import Iteration, Position
 from django_durable_tasks.choices import Status
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import InvalidOption, RunCancelled, RunLost, RunOutOfTime
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import Task, Tenant
@@ -32,6 +31,7 @@ from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH
+from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows.builder import AddedTasks, FollowUp, followups_of
 
 # The leases of all runs are renewed first, by a statement that contains nothing that a task

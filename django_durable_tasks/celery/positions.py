@@ -23,7 +23,6 @@ from django.db.models.manager import BaseManager
 from django.db.models.query import ModelIterable
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.bounded_count import BoundedCount
 from django_durable_tasks.exceptions import (
     InvalidOption,
     IsolationTooStrict,
@@ -36,6 +35,7 @@ from django_durable_tasks.masking import shortened
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import SERIALIZATION_FAILURE, code_of, reason_of
+from django_durable_tasks.store.tables import BoundedCount
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.arguments import encode_result

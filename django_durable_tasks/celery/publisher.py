@@ -39,11 +39,10 @@ from django_durable_tasks.celery.prepared_messages import (
     prepare,
     redis_priority,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import BrokerUnavailable, UnknownQueue
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     OF_ALL_TENANTS,
     Progress,
     Target,
@@ -55,6 +54,7 @@ from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.tasks import batches, claim
+from django_durable_tasks.texts import counted
 
 # Builds messages and sends a batch in one round trip. Returns the messages that were rejected.
 #

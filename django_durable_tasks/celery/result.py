@@ -29,7 +29,6 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery.prepared_messages import parse
 from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.conf import settings
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import (
     BodyFailed,
     InvalidOption,
@@ -44,6 +43,7 @@ from django_durable_tasks.store.commit_hooks import is_uncommitted
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode_result
+from django_durable_tasks.texts import counted
 
 # Converts the exception of a task to JSON and back, so that ``get()`` can raise it in another
 # process.

@@ -37,13 +37,13 @@ from django_durable_tasks.celery.prepared_messages import (
 )
 from django_durable_tasks.celery.result import described
 from django_durable_tasks.celery.worker_node import in_pool_child, place
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.models import Task
 from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import attempts, batches, claim, operator_actions
 from django_durable_tasks.tasks.options import TaskOptions
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _REFUSED_PAUSE = 1.0

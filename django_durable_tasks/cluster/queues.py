@@ -14,16 +14,15 @@ from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import current_actor, recorded
-from django_durable_tasks.bounded_count import BoundedCount, is_exact
 from django_durable_tasks.limits.backpressure import heads, paused_queues
 from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Node, NodeKind, QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations.operation import Reason, Target, operation
+from django_durable_tasks.operations import Reason, Target, operation
 from django_durable_tasks.option_values import checked_name
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
-from django_durable_tasks.store.tables import database, locked_for_change, read, tasks
 from django_durable_tasks.tasks import batches
 
 
@@ -43,7 +42,7 @@ def pause(name: str) -> None:
     checked_name("queue", name)
     with recorded("queue.pause") as entry:
         before = _pause_of(name)
-        QueueControl.objects.using(database()).update_or_create(
+        QueueControl.objects.using(tables.database()).update_or_create(
             name=name, defaults=_operated(DatabaseNow())
         )
         entry.changed("queue", name, before, _pause_of(name))
@@ -63,7 +62,9 @@ def resume(name: str) -> bool:
     """Publish to a queue again; return False if it was not paused."""
     with recorded("queue.resume") as entry:
         before = _pause_of(name)
-        paused = QueueControl.objects.using(database()).filter(name=name, paused_at__isnull=False)
+        paused = QueueControl.objects.using(tables.database()).filter(
+            name=name, paused_at__isnull=False
+        )
         if not paused.update(**_operated(None)):
             return False
         entry.changed("queue", name, before, _pause_of(name))
@@ -77,7 +78,7 @@ def _operated(paused_at: Any) -> dict[str, Any]:
 
 def _pause_of(name: str) -> dict[str, Any]:
     """Return the pause of a queue for the audit entry, and lock its row."""
-    rows = locked_for_change(QueueControl.objects.using(database()).filter(name=name))
+    rows = tables.locked_for_change(QueueControl.objects.using(tables.database()).filter(name=name))
     row = dict[str, Any](rows.values("paused_at", "paused_by", "reason").first() or {})
     return {"paused": row.get("paused_at") is not None, **row}
 
@@ -109,9 +110,9 @@ class Depth:
     """
 
     queue: str
-    pending: BoundedCount = BoundedCount(0)
-    due: BoundedCount = BoundedCount(0)
-    limited: BoundedCount = BoundedCount(0)
+    pending: tables.BoundedCount = tables.BoundedCount(0)
+    due: tables.BoundedCount = tables.BoundedCount(0)
+    limited: tables.BoundedCount = tables.BoundedCount(0)
     counts_are_exact: bool = True
     queued: int = 0
     unanswered: int = 0
@@ -129,7 +130,7 @@ class Depth:
     misrouted_from: str = ""
 
     @property
-    def to_start(self) -> BoundedCount:
+    def to_start(self) -> tables.BoundedCount:
         """The number of tasks that wait for nothing but a worker or a limit."""
         return self.due + self.limited + self.queued
 
@@ -144,22 +145,24 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
     facts: dict[str, dict[str, Any]] = {name: {} for name in named}
     for queue, pending, due, head in waiting(now):
         facts.setdefault(queue, {}).update(pending=pending, due=due, head=head)
-    waiting_for_limit = tasks().waiting_for_limit().order_by().values_list("queue", flat=True)
+    waiting_for_limit = (
+        tables.tasks().waiting_for_limit().order_by().values_list("queue", flat=True)
+    )
     limited = Counter(waiting_for_limit[: COUNTED + 1])
     is_whole = limited.total() <= COUNTED
     for queue in {*limited, *(name for name, seen in facts.items() if seen.get("pending"))}:
         # If counting stopped, it may not have reached a queue.
-        facts.setdefault(queue, {})["limited"] = BoundedCount(limited[queue], is_whole)
-    controls = QueueControl.objects.using(database())
+        facts.setdefault(queue, {})["limited"] = tables.BoundedCount(limited[queue], is_whole)
+    controls = QueueControl.objects.using(tables.database())
     counted: tuple[Any, ...] = (
         _by_queue(
-            tasks().queued(),
+            tables.tasks().queued(),
             queued=Count("*"),
             unanswered=Count("publish_count", filter=Q(publish_count__gt=1)),
             published=Min("updated_at"),
         ),
         _by_queue(
-            tasks().running().with_over(),
+            tables.tasks().running().with_over(),
             running=Count("*"),
             late=Count("pk", filter=Q(expected_duration__isnull=False, over__lt=now)),
         ),
@@ -180,7 +183,7 @@ def depths(now: datetime, named: Iterable[str] = ()) -> list[Depth]:
             if row["paused_at"] is None:
                 row |= {"paused_by": "", "reason": ""}  # the row has who resumed it
         facts.setdefault(row.pop("queue"), {}).update(row)
-    nodes = Node.objects.using(database()).alive()
+    nodes = Node.objects.using(tables.database()).alive()
     for node in nodes.only("kind", "draining", "queues", "concurrency", "rejected_queues"):
         for queue, reason in (node.rejected_queues or {}).items():
             facts.setdefault(queue, {})["rejected"] = str(reason)
@@ -202,17 +205,17 @@ def totals(depths: Sequence[Depth]) -> dict[str, int]:
     }
 
 
-def due_tasks(now: datetime) -> dict[str, BoundedCount]:
+def due_tasks(now: datetime) -> dict[str, tables.BoundedCount]:
     """Return the number of due tasks of each queue that is not paused."""
     paused = paused_queues()
     return {queue: due for queue, _all, due, _head in waiting(now) if queue not in paused}
 
 
 @verb
-def waiting(now: datetime) -> list[tuple[str, BoundedCount, BoundedCount, datetime]]:
+def waiting(now: datetime) -> list[tuple[str, tables.BoundedCount, tables.BoundedCount, datetime]]:
     """Return the PENDING and due tasks of each queue, and when its first task is due."""
     due = Count("due_at", filter=Q(due_at__lte=now))
-    rows = _by_queue(tasks().pending(), pending=Count("*"), due=due, head=Min("due_at"))
+    rows = _by_queue(tables.tasks().pending(), pending=Count("*"), due=due, head=Min("due_at"))
     return [
         (row["queue"], _bounded(row["pending"]), _bounded(row["due"]), row["head"]) for row in rows
     ]
@@ -221,9 +224,9 @@ def waiting(now: datetime) -> list[tuple[str, BoundedCount, BoundedCount, dateti
 @waiting.on(POSTGRESQL)
 def _waiting_up_to_counted(
     now: datetime,
-) -> list[tuple[str, BoundedCount, BoundedCount, datetime]]:
+) -> list[tuple[str, tables.BoundedCount, tables.BoundedCount, datetime]]:
     first, limit = heads(), COUNTED + 1
-    rows = read(sql("waiting"), {"queues": sorted(first), "now": now, "limit": limit})
+    rows = tables.read(sql("waiting"), {"queues": sorted(first), "now": now, "limit": limit})
     counts = {queue: (pending, due, first[queue]) for queue, pending, due in rows}
     batch_heads = batches.batch_heads(now)
     if batch_heads:
@@ -237,7 +240,7 @@ def _waiting_up_to_counted(
             "limit": limit,
         }
         # One row for each queue and task name.
-        for queue, pending, due in read(sql("waiting_batches"), parameters):
+        for queue, pending, due in tables.read(sql("waiting_batches"), parameters):
             before = counts.get(queue, (0, 0, of_batches[queue]))
             counts[queue] = (
                 before[0] + pending,
@@ -250,8 +253,8 @@ def _waiting_up_to_counted(
     ]
 
 
-def _bounded(number: int) -> BoundedCount:
-    return BoundedCount(min(number, COUNTED), number <= COUNTED)
+def _bounded(number: int) -> tables.BoundedCount:
+    return tables.BoundedCount(min(number, COUNTED), number <= COUNTED)
 
 
 def _by_queue(queryset: TaskQuerySet, **counts: Any) -> Any:
@@ -268,6 +271,6 @@ def _depth(queue: str, seen: dict[str, Any], now: datetime) -> Depth:
     return Depth(
         queue=queue,
         oldest_due_at=min(waits, default=None),
-        counts_are_exact=all(map(is_exact, counts)),
+        counts_are_exact=all(map(tables.is_exact, counts)),
         **seen,
     )

@@ -12,7 +12,6 @@ from typing import Any
 from django.db.models import Count, Min
 
 from django_durable_tasks import ports
-from django_durable_tasks.bounded_count import BoundedCount
 from django_durable_tasks.choices import WITH_DUE_AT, LogStatus, Status
 from django_durable_tasks.cluster import nodes, queues
 from django_durable_tasks.cluster.queues import Depth
@@ -29,12 +28,12 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
 )
 from django_durable_tasks.models.cluster import NodeQuerySet, lease_name
-from django_durable_tasks.schedules.lifecycle import recurring
 from django_durable_tasks.schedules.misfires import QUARANTINED
+from django_durable_tasks.schedules.schedule_cache import recurring
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import PLACES
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
-from django_durable_tasks.store.tables import database, read, tasks
+from django_durable_tasks.store.tables import BoundedCount, database, read, tasks
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.explanations import OutstandingMessage, TaskSituation, ago
 

@@ -62,7 +62,6 @@ from django_durable_tasks.command.subcommand import (
     hidden,
     subcommand,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Node, NodeKind, Task, TaskExecutionLog
 from django_durable_tasks.schedules import sync
@@ -73,6 +72,7 @@ from django_durable_tasks.store.errors import is_unmigrated, reason_of
 from django_durable_tasks.store.tables import database
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.explanations import Level
+from django_durable_tasks.texts import counted
 
 # The exit code that asks the first process to start the code again, as that of runserver.
 RELOAD = 3

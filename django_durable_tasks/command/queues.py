@@ -23,14 +23,13 @@ from django_durable_tasks.command.subcommand import (
     values,
 )
 from django_durable_tasks.command.tasks import tasks
-from django_durable_tasks.counted import counted
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.limits import operator_limits
 from django_durable_tasks.limits.scopes import SCOPE_FORMS
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.schedules import lifecycle
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import key_rotation, retention
+from django_durable_tasks.texts import counted, did_you_mean
 
 _queue_or_schedule = one_of(
     argument("queue", metavar="QUEUE", nargs="?", help="The name of the queue."),

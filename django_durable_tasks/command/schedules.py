@@ -47,7 +47,6 @@ from django_durable_tasks.command.subcommand import (
     weekdays,
 )
 from django_durable_tasks.exceptions import DurableTasksError, InvalidCalendar, InvalidSchedule
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules import business_days, lifecycle, manual_runs, writes
@@ -62,7 +61,7 @@ from django_durable_tasks.schedules.sync import NOTHING_DONE, SyncStep
 from django_durable_tasks.schedules.timetables import types, zones
 from django_durable_tasks.schedules.timetables.builder import timetable
 from django_durable_tasks.schedules.trigger import policy_of
-from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.clock import database_now, host_now
 from django_durable_tasks.store.tables import database
 
 # Selecting a schedule -----------------------------------------------------------------------------

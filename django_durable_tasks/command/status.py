@@ -10,7 +10,6 @@ from datetime import datetime
 from django.db import Error
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.bounded_count import is_exact
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.cluster.queues import MISROUTED_FOR, Depth, totals
 from django_durable_tasks.cluster.status import PER_SCHEDULER, Overview, overview, vitals
@@ -26,14 +25,15 @@ from django_durable_tasks.command.subcommand import (
     subcommand,
     table,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.limits.operator_limits import limit_waits
 from django_durable_tasks.limits.scopes import waiting
 from django_durable_tasks.models import Node, NodeKind
 from django_durable_tasks.store.connections import TimeLimits, dedicated_connection
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
+from django_durable_tasks.store.tables import is_exact
 from django_durable_tasks.tasks.explanations import ago
+from django_durable_tasks.texts import counted
 
 # ``durable status`` -------------------------------------------------------------------------------
 

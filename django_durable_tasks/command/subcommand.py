@@ -23,7 +23,7 @@ from django.db.models import Model, QuerySet
 from django_durable_tasks import conf
 from django_durable_tasks.masking import masked
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     REASON_HELP,
     ArgumentType,
     Operation,

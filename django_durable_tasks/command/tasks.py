@@ -33,13 +33,13 @@ from django_durable_tasks.command.subcommand import (
     task_id,
     values,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import DeadLetter, Task, WorkflowRun
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
-from django_durable_tasks.operations.operation import Operation, Target
+from django_durable_tasks.operations import Operation, Target
 from django_durable_tasks.store.tables import database
 from django_durable_tasks.tasks import operator_actions
+from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows import operations as graph_operations
 from django_durable_tasks.workflows.operations import GraphReport
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any
 
 from django.db.models import Count, Q
 
 from django_durable_tasks import ports
-from django_durable_tasks.dependencies.joins import FORCED, EdgeCounts, EdgeOutcome, NewEdge
+from django_durable_tasks.dependencies.rules import FORCED, EdgeCounts, EdgeOutcome, NewEdge
 from django_durable_tasks.models import EndingEvent, TaskDependency, WorkflowRun
 from django_durable_tasks.models.workflows import (
     EndingEventQuerySet,
@@ -183,35 +183,28 @@ def _insert(new_edges: Sequence[NewEdge]) -> None:
 @_insert.on(POSTGRESQL)
 def _insert_by_parts(new_edges: Sequence[NewEdge]) -> None:
     by_copy = len(new_edges) >= _COPIED and copy_time() is not None
+    # The columns after the ids differ little between the edges of a workflow.
+    shared, width = dict[tuple[Any, ...], bytes](), len(COLUMNS)
     for first in range(0, len(new_edges), _BULK):
         chunk = new_edges[first : first + _BULK]
-        if by_copy:
-            with copying(sql("copy_edges")) as send:
-                for rows in _copied(chunk):
-                    send(rows)
-        else:
+        if not by_copy:
             records = (dict(zip(COLUMNS, edge, strict=False)) for edge in chunk)
             tables.count(sql("insert_edges"), {"rows": recordset(records)})
-
-
-def _copied(new_edges: Sequence[NewEdge]) -> Iterator[bytes]:
-    """Yield the rows in the binary format of COPY. The columns after the ids differ little between
-    the edges of a workflow.
-    """
-    shared, width = dict[tuple[Any, ...], bytes](), len(COLUMNS)
-    for first in range(0, len(new_edges), _SENT):
-        rows = list[bytes]()
-        for edge in new_edges[first : first + _SENT]:
-            values = edge[2 : len(COLUMNS)]
-            end = shared.get(values)
-            if end is None:
-                end = shared[values] = b"".join(map(copied, values, _SHARED))
-            task, upstream = edge.task_id.bytes, edge.depends_on_id
-            if upstream is None:
-                rows += (_start_of_gate(width, 16, task), NULL, end)
-            else:
-                rows += (_start(width, 16, task, 16, upstream.bytes), end)
-        yield b"".join(rows)
+            continue
+        with copying(sql("copy_edges")) as send:
+            for at in range(0, len(chunk), _SENT):
+                rows = list[bytes]()
+                for edge in chunk[at : at + _SENT]:
+                    values = edge[2:width]
+                    end = shared.get(values)
+                    if end is None:
+                        end = shared[values] = b"".join(map(copied, values, _SHARED))
+                    task, upstream = edge.task_id.bytes, edge.depends_on_id
+                    if upstream is None:
+                        rows += (_start_of_gate(width, 16, task), NULL, end)
+                    else:
+                        rows += (_start(width, 16, task, 16, upstream.bytes), end)
+                send(b"".join(rows))
 
 
 def sub_workflows_of(rows: Sequence[WorkflowRun]) -> dict[uuid.UUID, list[WorkflowRun]]:

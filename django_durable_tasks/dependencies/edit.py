@@ -13,17 +13,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
 from django_durable_tasks.choices import TERMINAL, Gate, Status
-from django_durable_tasks.dependencies import edges, resolve
-from django_durable_tasks.dependencies.joins import (
-    EdgeCounts,
-    JoinDecision,
-    NewEdge,
-    PlannedEdge,
-    cycle_in,
-    edge_outcome,
-    join_decision,
-    needed,
-)
+from django_durable_tasks.dependencies import edges, resolve, rules
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, Tenant
 from django_durable_tasks.option_values import chosen
@@ -37,14 +27,14 @@ _LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
 
 
 def new_edge(
-    edge: PlannedEdge,
+    edge: rules.PlannedEdge,
     task_id: uuid.UUID,
     upstream: Task | None,
     policy: str,
     *,
     by: str = "",
     reason: str = "",
-) -> NewEdge:
+) -> rules.NewEdge:
     """Return a new edge: met if its upstream has already ended as required, else unresolved.
 
     If the upstream has ended otherwise, ``insert_edges`` inserts an ending event, so that only
@@ -52,9 +42,9 @@ def new_edge(
     """
     outcome = None
     if upstream is not None and upstream.status in TERMINAL:
-        verdict = edge_outcome(edge.kind, upstream.status, edge.policy or policy)
+        verdict = rules.edge_outcome(edge.kind, upstream.status, edge.policy or policy)
         outcome = upstream.status if verdict.met else None
-    return NewEdge(
+    return rules.NewEdge(
         task_id=task_id,
         depends_on_id=_id(edge),
         dependency_type=edge.kind,
@@ -65,7 +55,7 @@ def new_edge(
     )
 
 
-def insert_edges(new_edges: Sequence[NewEdge], rows: Mapping[uuid.UUID, Task]) -> None:
+def insert_edges(new_edges: Sequence[rules.NewEdge], rows: Mapping[uuid.UUID, Task]) -> None:
     """Insert edges to locked upstreams, and set ``has_dependents`` on the upstreams.
 
     Ending events are inserted for upstreams that have ended. In a transaction that the caller
@@ -85,14 +75,14 @@ def insert_edges(new_edges: Sequence[NewEdge], rows: Mapping[uuid.UUID, Task]) -
     edges.insert_events_again(ended)
 
 
-def _id(edge: PlannedEdge) -> uuid.UUID:
+def _id(edge: rules.PlannedEdge) -> uuid.UUID:
     if not isinstance(edge.upstream, uuid.UUID):
         raise TypeError(f"The upstream at place {edge.upstream} of the plan has no row yet.")
     return edge.upstream
 
 
 def check_upstreams(
-    planned: Iterable[PlannedEdge], rows: Mapping[uuid.UUID, Task], tenant_id: int
+    planned: Iterable[rules.PlannedEdge], rows: Mapping[uuid.UUID, Task], tenant_id: int
 ) -> None:
     """Raise InvalidDependency if one of the upstreams does not exist for this tenant."""
     for edge in planned:
@@ -105,7 +95,11 @@ def check_upstreams(
 
 @retry_on_deadlock
 def link(
-    task_id: uuid.UUID, planned: Mapping[uuid.UUID, PlannedEdge], *, by: str = "", reason: str = ""
+    task_id: uuid.UUID,
+    planned: Mapping[uuid.UUID, rules.PlannedEdge],
+    *,
+    by: str = "",
+    reason: str = "",
 ) -> int:
     """Add upstreams to a task that has not started; return how many edges are new.
 
@@ -186,7 +180,7 @@ def check_circle(lows: Iterable[uuid.UUID], planned: Iterable[uuid.UUID]) -> Non
             above.setdefault(task, []).append(upstream)
         reached = {upstream for _, upstream in pairs}
         frontier = reached & below or reached - set(above)
-    path = cycle_in(above)
+    path = rules.cycle_in(above)
     if path:
         labels = {task.pk: task.step or task.name for task in tables.tasks().filter(pk__in=path)}
         raise DependencyCycle(
@@ -200,10 +194,10 @@ def _waive_unmet(row: Task) -> None:
 
     Then the task waits only for the new edges.
     """
-    tally = edges.tallies([row.pk]).get(row.pk, EdgeCounts())
+    tally = edges.tallies([row.pk]).get(row.pk, rules.EdgeCounts())
     if (
         row.status != Status.BLOCKED
-        and join_decision(row.join_count, tally, "") == JoinDecision.SKIP
+        and rules.join_decision(row.join_count, tally, "") == rules.JoinDecision.SKIP
     ):
         edges.waive([row.pk])
 
@@ -213,7 +207,7 @@ def _block_or_release(row: Task) -> None:
 
     If it needs none and is BLOCKED, it is released.
     """
-    number = needed(row.join_count, edges.tallies([row.pk]).get(row.pk, EdgeCounts()))
+    number = rules.needed(row.join_count, edges.tallies([row.pk]).get(row.pk, rules.EdgeCounts()))
     if number and row.status != Status.BLOCKED:
         dependencies.block(tables.tasks().filter(pk=row.pk))
     if number:
@@ -259,7 +253,9 @@ def place_gate(task_id: uuid.UUID, gate: str, *, by: str, reason: str = "") -> b
         if edges.edges().above([task_id]).gates().unresolved().filter(gate=kind).exists():
             return False
         _waive_unmet(rows[task_id])
-        edges.insert_edges([NewEdge(task_id, gate=kind, placed_by=by[:200], comment=reason[:500])])
+        edges.insert_edges(
+            [rules.NewEdge(task_id, gate=kind, placed_by=by[:200], comment=reason[:500])]
+        )
         _block_or_release(rows[task_id])
     return True
 

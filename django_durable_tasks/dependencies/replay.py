@@ -11,21 +11,14 @@ from typing import Any
 from django.db.models import Case, F, Q, When
 
 from django_durable_tasks.choices import DEADLINE, REPLAYABLE, TERMINAL, Status, WorkflowStatus
-from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.joins import (
-    FORCED,
-    EdgeCounts,
-    JoinDecision,
-    join_decision,
-    needed,
-)
+from django_durable_tasks.dependencies import edges, rules
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.host_clock import host_now
-from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
+from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import host_now
 
 # The replayed tasks and their dependents, locked in primary-key order, with their edges.
 #
@@ -93,7 +86,7 @@ class LockedSubgraph:
         replayed = self.without_lost(replayable | self.doomed(), set())
         return replayable, self.reached(replayable & replayed, replayed)
 
-    def tally(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> EdgeCounts:
+    def tally(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> rules.EdgeCounts:
         """Count the edges of a task as they will be after these tasks are replayed."""
         unresolved = met = unmet = gates = 0
         for edge in self.above[key]:
@@ -105,24 +98,25 @@ class LockedSubgraph:
                 met += 1
             else:
                 unmet += 1
-        return EdgeCounts(unresolved=unresolved, met=met, unmet=unmet, gates=gates)
+        return rules.EdgeCounts(unresolved=unresolved, met=met, unmet=unmet, gates=gates)
 
     def needed_by(self, key: uuid.UUID, replayed: set[uuid.UUID]) -> int:
         """Return how many dependencies a task will need after these tasks are replayed."""
-        return needed(self.rows[key].join_count, self.tally(key, replayed))
+        return rules.needed(self.rows[key].join_count, self.tally(key, replayed))
 
     def without_lost(self, replayed: set[uuid.UUID], sources: set[uuid.UUID]) -> set[uuid.UUID]:
         """Return those of these tasks whose joins can still be met, and the sources.
 
         A task that is left out makes the joins of its dependents be checked again.
         """
-        lost = (JoinDecision.SKIP, JoinDecision.FAIL)
+        lost = (rules.JoinDecision.SKIP, rules.JoinDecision.FAIL)
         replayed, checked = set(replayed), replayed - sources
         while checked:
             removed = {
                 key
                 for key in checked
-                if join_decision(self.rows[key].join_count, self.tally(key, replayed), "") in lost
+                if rules.join_decision(self.rows[key].join_count, self.tally(key, replayed), "")
+                in lost
             }
             replayed -= removed
             checked = {
@@ -156,7 +150,7 @@ class LockedSubgraph:
         for key in self.forced:
             for edge in self.above[key]:
                 if not edge.met:
-                    edge.resolved_at, edge.outcome, edge.met = host_now(), FORCED, True
+                    edge.resolved_at, edge.outcome, edge.met = host_now(), rules.FORCED, True
 
     def rearm(self, replayed: set[uuid.UUID]) -> None:
         """Make the edges of these upstreams unresolved, and write what their dependents need.
@@ -348,7 +342,7 @@ def _reopen_runs(keys: set[uuid.UUID]) -> None:
             )
     missed = Q(reason=DEADLINE) | Q(deadline_at__lte=tables.NOW)
     run_ids = [row.pk for row in stopped]
-    WorkflowRun.objects.using(tables.database()).unguarded().filter(pk__in=run_ids).update(
+    edges.workflow_runs().filter(pk__in=run_ids).update(
         # The deadline first: MariaDB assigns from left to right.
         deadline_at=Case(When(missed, then=None), default=F("deadline_at")),
         status=WorkflowStatus.RUNNING,

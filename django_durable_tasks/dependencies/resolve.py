@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,20 +14,10 @@ from django.db.models import Exists, OuterRef
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import TERMINAL, Status
-from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.joins import (
-    DELETED,
-    EdgeCounts,
-    EdgeOutcome,
-    JoinDecision,
-    edge_outcome,
-    join_decision,
-    needed,
-)
-from django_durable_tasks.dependencies.references import check_size, referred, resolved
+from django_durable_tasks.dependencies import edges, rules
 from django_durable_tasks.encryption import decrypted, stored_value
 from django_durable_tasks.masking import masked
-from django_durable_tasks.models import EndingEvent, Task, TaskDependency
+from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.workflows import EndingEventQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, claims, dependencies
@@ -101,8 +92,16 @@ def resolve_endings(limit: int) -> ResolveResult:
 def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
     """Resolve the dependents of one ended task, unless the limits SMALL or FEW are exceeded."""
     waiting = dependencies.blocked_dependents(task_id, SMALL + 1)
-    if waiting is None:
-        return _resolve_small(task_id)
+    if waiting is None:  # this database has no statement for it
+        unresolved = edges.endings().unresolved()
+        event_ids = list(unresolved.filter(task_id=task_id).values_list("pk", flat=True))
+        if not event_ids:
+            return ResolveResult()
+        below = edges.edges().below([task_id]).without_outcome().order_by()
+        counts = below.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1]
+        if len(counts) > SMALL or any(number > FEW for number in counts):
+            return ResolveResult(left=True)
+        return _resolve(unresolved.filter(pk__in=event_ids), len(event_ids))
     if not waiting or len(waiting) > SMALL or any(task.unresolved > FEW for task in waiting):
         return ResolveResult(left=bool(waiting))
     ready = [task for task in waiting if task.unresolved == 1 and task.is_due]
@@ -112,21 +111,6 @@ def resolve_endings_of(task_id: uuid.UUID) -> ResolveResult:
         queues = {t.queue for t in ready if fast_path.is_open(t.name, t.queue, t.tenant_id)}
     limited = {t.name for t in waiting if fast_path.is_limited(t.name, t.queue, t.tenant_id)}
     return _resolve_met(waiting[0].ending_events, queues, limited)
-
-
-def _resolve_small(task_id: uuid.UUID) -> ResolveResult:
-    event_ids = list(
-        edges.endings().unresolved().filter(task_id=task_id).values_list("pk", flat=True)
-    )
-    if not event_ids:
-        return ResolveResult()
-    waiting = edges.edges().below([task_id]).without_outcome().order_by()
-    counts = list(
-        waiting.values_list("task__unresolved_dependencies_count", flat=True)[: SMALL + 1]
-    )
-    if len(counts) > SMALL or any(number > FEW for number in counts):
-        return ResolveResult(left=True)
-    return _resolve(edges.endings().unresolved().filter(pk__in=event_ids), len(event_ids))
 
 
 def _resolve_met(
@@ -190,8 +174,28 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
         waiting = edges.edges().below(upstreams).without_outcome().order_by("task", "pk")
         dependents = list(waiting.values_list("task", flat=True)[:_EDGES])
         rows = dependencies.lock_rows([*upstreams, *dependents])
-        outcomes = _outcomes([event for event in events if event.task_id in upstreams], rows)
-        resolved = _resolve_edges(outcomes, set(dependents), rows)
+        # Each upstream ended with the status of its row; a task that was deleted before its ending
+        # was resolved, with that of its last event.
+        outcomes: dict[uuid.UUID, str] = {}
+        for event in sorted(events, key=lambda event: event.epoch):
+            if event.task_id not in upstreams:
+                continue
+            row = rows.get(event.task_id)
+            if row is None:
+                outcomes[event.task_id] = event.status
+            elif row.epoch == event.epoch and row.status in TERMINAL:
+                outcomes[event.task_id] = row.status
+        resolved: dict[uuid.UUID, list[tuple[TaskDependency, rules.EdgeOutcome]]] = {}
+        writes: dict[int, tuple[str, rules.EdgeOutcome]] = {}
+        for edge in edges.edges().below(outcomes).without_outcome().filter(task__in=dependents):
+            dependent, outcome = rows.get(edge.task_id), outcomes[edge.upstream_id]
+            default = dependent.on_upstream_failure if dependent else ""
+            policy = edge.on_upstream_failure or default
+            verdict = rules.edge_outcome(edge.dependency_type, outcome, policy)
+            writes[edge.pk] = outcome, verdict
+            edge.outcome = outcome
+            resolved.setdefault(edge.task_id, []).append((edge, verdict))
+        edges.write_outcomes(writes)
         done = reevaluate_joins(rows, set(dependents) & set(resolved), resolved)
         if len(dependents) < _EDGES:
             # Events that a workflow has to count are kept, the others are not needed anymore.
@@ -205,41 +209,8 @@ def _resolve(queryset: EndingEventQuerySet, limit: int) -> ResolveResult:
     return done
 
 
-def _outcomes(
-    events: Iterable[EndingEvent], rows: Mapping[uuid.UUID, Task]
-) -> dict[uuid.UUID, str]:
-    """Return the status in which each upstream ended, by its row.
-
-    For a task that was deleted before its ending was resolved, the last event has the status.
-    """
-    outcomes: dict[uuid.UUID, str] = {}
-    for event in sorted(events, key=lambda event: event.epoch):
-        row = rows.get(event.task_id)
-        if row is None:
-            outcomes[event.task_id] = event.status
-        elif row.epoch == event.epoch and row.status in TERMINAL:
-            outcomes[event.task_id] = row.status
-    return outcomes
-
-
-Resolved = Mapping[uuid.UUID, Sequence[tuple[TaskDependency, EdgeOutcome]]]
+Resolved = Mapping[uuid.UUID, Sequence[tuple[TaskDependency, rules.EdgeOutcome]]]
 """The edges that a batch resolved, for each dependent."""
-
-
-def _resolve_edges(
-    outcomes: Mapping[uuid.UUID, str], dependents: set[uuid.UUID], rows: Mapping[uuid.UUID, Task]
-) -> dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]]:
-    resolved: dict[uuid.UUID, list[tuple[TaskDependency, EdgeOutcome]]] = {}
-    writes: dict[int, tuple[str, EdgeOutcome]] = {}
-    for edge in edges.edges().below(outcomes).without_outcome().filter(task__in=dependents):
-        dependent, outcome = rows.get(edge.task_id), outcomes[edge.upstream_id]
-        policy = edge.on_upstream_failure or (dependent.on_upstream_failure if dependent else "")
-        verdict = edge_outcome(edge.dependency_type, outcome, policy)
-        writes[edge.pk] = outcome, verdict
-        edge.outcome = outcome
-        resolved.setdefault(edge.task_id, []).append((edge, verdict))
-    edges.write_outcomes(writes)
-    return resolved
 
 
 def reevaluate_joins(
@@ -253,15 +224,15 @@ def reevaluate_joins(
     waiting = [rows[key] for key in sorted(dependents) if key in rows]
     waiting = [row for row in waiting if row.status == Status.BLOCKED]
     tallies = _tallies(waiting, resolved)
-    by_decision: dict[JoinDecision, list[Task]] = {kind: [] for kind in JoinDecision}
+    by_decision: dict[rules.JoinDecision, list[Task]] = {kind: [] for kind in rules.JoinDecision}
     for row in waiting:
         unmet = _unmet(resolved.get(row.pk, ()))
         policy = unmet[0][1].policy if unmet else row.on_upstream_failure
-        by_decision[join_decision(row.join_count, tallies[row.pk], policy)].append(row)
-    stay, skip = by_decision[JoinDecision.STAY], by_decision[JoinDecision.SKIP]
-    fail = by_decision[JoinDecision.FAIL]
-    dependencies.set_needed({row.pk: needed(row.join_count, tallies[row.pk]) for row in stay})
-    messages = release(by_decision[JoinDecision.RELEASE])
+        by_decision[rules.join_decision(row.join_count, tallies[row.pk], policy)].append(row)
+    stay, skip = by_decision[rules.JoinDecision.STAY], by_decision[rules.JoinDecision.SKIP]
+    fail = by_decision[rules.JoinDecision.FAIL]
+    dependencies.set_needed({row.pk: rules.needed(row.join_count, tallies[row.pk]) for row in stay})
+    messages = release(by_decision[rules.JoinDecision.RELEASE])
     reasons: dict[uuid.UUID, str] = {}
     causes: dict[uuid.UUID, uuid.UUID] = {}
     for row in [*skip, *fail]:
@@ -273,17 +244,23 @@ def reevaluate_joins(
         # The first cause, if the upstream ended because of another task.
         causes[row.pk] = upstream.cause if upstream and upstream.cause else edge.upstream_id
     dependencies.skip_blocked([(row.pk, row.epoch) for row in skip], reasons, causes)
-    _fail(fail, reasons, causes)
+    if fail:
+        dependencies.fail_blocked([(row.pk, row.epoch) for row in fail], reasons, causes)
+        whole = tables.tasks().filter(pk__in=[row.pk for row in fail]).order_by("pk")
+        failed = partial(Outcome, kind=EndingKind.FAILED, error_type="UpstreamFailed")
+        attempt_log.open_dead_letters(
+            [(row, failed(error=reasons[row.pk]), "UPSTREAM") for row in whole]
+        )
     return ResolveResult(moved=len(waiting) - len(stay), messages=messages)
 
 
 def _unmet(
-    resolved: Sequence[tuple[TaskDependency, EdgeOutcome]],
-) -> list[tuple[TaskDependency, EdgeOutcome]]:
+    resolved: Sequence[tuple[TaskDependency, rules.EdgeOutcome]],
+) -> list[tuple[TaskDependency, rules.EdgeOutcome]]:
     return [(edge, outcome) for edge, outcome in resolved if outcome.resolved and not outcome.met]
 
 
-def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, EdgeCounts]:
+def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, rules.EdgeCounts]:
     """Count the edges of each task.
 
     For a task that needs all of its upstreams, only the unresolved edges are counted: a task with
@@ -294,8 +271,10 @@ def _tallies(waiting: Sequence[Task], resolved: Resolved) -> dict[uuid.UUID, Edg
     counts = edges.tallies(sorted(keys - brief)) if keys - brief else {}
     unresolved = edges.open_tallies(sorted(brief))
     for key in brief:
-        counts[key] = replace(unresolved.get(key, EdgeCounts()), unmet=len(_unmet(resolved[key])))
-    return {key: counts.get(key, EdgeCounts()) for key in keys}
+        counts[key] = replace(
+            unresolved.get(key, rules.EdgeCounts()), unmet=len(_unmet(resolved[key]))
+        )
+    return {key: counts.get(key, rules.EdgeCounts()) for key in keys}
 
 
 def release(rows: Sequence[Task]) -> list[TaskMessage]:
@@ -320,25 +299,6 @@ def release(rows: Sequence[Task]) -> list[TaskMessage]:
     return claims.messages_for(claims.claimed_tasks(tables.tasks().filter(pk__in=epochs)))
 
 
-def _fail(
-    rows: Sequence[Task], reasons: Mapping[uuid.UUID, str], causes: Mapping[uuid.UUID, uuid.UUID]
-) -> None:
-    if not rows:
-        return
-    dependencies.fail_blocked([(row.pk, row.epoch) for row in rows], reasons, causes)
-    whole = tables.tasks().filter(pk__in=[row.pk for row in rows]).order_by("pk")
-    attempt_log.open_dead_letters(
-        [
-            (
-                row,
-                Outcome(kind=EndingKind.FAILED, error=reasons[row.pk], error_type="UpstreamFailed"),
-                "UPSTREAM",
-            )
-            for row in whole
-        ]
-    )
-
-
 def find_deleted(past: int, limit: int) -> int:
     """Insert ending events of deleted upstreams, among ``limit`` unresolved edges after ``past``.
 
@@ -352,7 +312,7 @@ def find_deleted(past: int, limit: int) -> int:
     upstream = tables.tasks().filter(pk=OuterRef("depends_on"))
     orphaned = edges.edges().filter(pk__in=page).filter(~Exists(upstream), outcome__isnull=True)
     edges.insert_events_again(
-        dict.fromkeys(set(orphaned.values_list("depends_on", flat=True)), (0, DELETED))
+        dict.fromkeys(set(orphaned.values_list("depends_on", flat=True)), (0, rules.DELETED))
     )
     return page[-1]
 
@@ -386,15 +346,17 @@ def resolve_references(
     ResultTooLarge if the results together are larger than 1 MiB, and InvalidReference if a result
     does not have the referenced part.
     """
-    references = referred(args) | referred(kwargs)
+    references = rules.referred(args) | rules.referred(kwargs)
     ended = tables.tasks().for_tenant(tenant_id).filter(pk__in=references, status=Status.SUCCESS)
     results = {
         task_id: decrypted(result, place(tenant_id, "result", task_id))
         for task_id, result in ended.values_list("pk", "result")
     }
-    check_size(sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES)
+    rules.check_size(
+        sum(len(json.dumps(result)) for result in results.values()), _REFERENCES_MAX_BYTES
+    )
     if hides_secrets:
         # Before a part is taken: a part has lost the name that makes it secret.
         names = conf.settings().SECRET_NAMES
         results = {task_id: masked(result, names) for task_id, result in results.items()}
-    return resolved(args, results), resolved(kwargs, results)
+    return rules.resolved(args, results), rules.resolved(kwargs, results)

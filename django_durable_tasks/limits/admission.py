@@ -15,13 +15,6 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import backpressure, waitlist
 from django_durable_tasks.limits import scopes as limits_scopes
 from django_durable_tasks.limits.config import LimitConfig
-from django_durable_tasks.limits.scopes import (
-    AdmissionRequest,
-    Allowance,
-    Bucket,
-    Capacity,
-    share_of,
-)
 from django_durable_tasks.limits.waitlist import Usage
 from django_durable_tasks.models import DEFAULT_TENANT_ID, LimitBucket
 from django_durable_tasks.states import claims as claim_transitions
@@ -44,7 +37,7 @@ class ShareAdmission:
     half of the processes of a queue, so a claim with tasks of theirs takes the lock of limits.
     """
 
-    def __init__(self, limit_config: LimitConfig, capacity: Capacity) -> None:
+    def __init__(self, limit_config: LimitConfig, capacity: limits_scopes.Capacity) -> None:
         self._limit_config, self._capacity = limit_config, capacity
         self._usage, self._counted = Usage(), set[str]()
 
@@ -143,9 +136,11 @@ def free_of_share(
     queue, tenant_id = share
     wide = [most for scope in current.wide(queue) if (most := current.of(scope).places) is not None]
     if wide:
-        return share_of(min(wide), len(tenants)) - usage.of_tenants[queue][tenant_id]
+        return limits_scopes.share_of(min(wide), len(tenants)) - usage.of_tenants[queue][tenant_id]
     free = (
-        share_of(max(backpressure.window_of(queue), usage.window(queue)), len(tenants))
+        limits_scopes.share_of(
+            max(backpressure.window_of(queue), usage.window(queue)), len(tenants)
+        )
         - usage.queued[queue][tenant_id]
     )
     places = backpressure.places_of_customer(queue, tenant_id, current)
@@ -177,7 +172,7 @@ class _Bound:
 
     task_id: uuid.UUID
     task: Any
-    request: AdmissionRequest
+    request: limits_scopes.AdmissionRequest
     share: str | None
     is_selected: bool
 
@@ -193,7 +188,7 @@ class LimitAdmission:
     def __init__(self, limit_config: LimitConfig, queues: Iterable[str] = ()) -> None:
         self._limit_config = limit_config
         self._wide = {scope for queue in queues for scope in limit_config.wide(queue)}
-        self._capacity, self._buckets = Capacity(), dict[str, Bucket]()
+        self._capacity, self._buckets = limits_scopes.Capacity(), dict[str, limits_scopes.Bucket]()
         self._shares = ShareAdmission(limit_config, self._capacity)
         self._usage: Usage | None = None
         self._now: datetime | None = None
@@ -426,7 +421,9 @@ class LimitAdmission:
         for row in excluded:
             self._usage.add(row.task, sign=-1)
 
-    def _open(self, scopes: Mapping[str, Allowance], bound: Sequence[_Bound] = ()) -> None:
+    def _open(
+        self, scopes: Mapping[str, limits_scopes.Allowance], bound: Sequence[_Bound] = ()
+    ) -> None:
         """Compute the free capacity of these scopes, unless it is computed already."""
         new = {
             scope: allowed for scope, allowed in scopes.items() if scope not in self._capacity.known

@@ -281,7 +281,13 @@ def read() -> LimitConfig:
             allowance,
             places=admitted if allowance.places is None else min(admitted, allowance.places),
         )
-    per_key |= _of_endpoints(scopes)
+    # The limit of each endpoint for the tasks that have one. An empty limit, if only keys of
+    # settings or operators are limited, makes these tasks be checked.
+    places = conf.settings().HTTP_ENDPOINT_CONCURRENCY
+    if places or any(scope.startswith("key:") for scope in scopes):
+        for name in registry.names():
+            if registry.get(name).target.endpoint is not None:
+                per_key[name] = Allowance(places or None)
     for limits in KEY_LIMIT_SOURCES.values():
         per_key |= limits()
     tenants = Tenant.objects.using(database()).order_by().values_list("pk")[:2]
@@ -324,17 +330,6 @@ def _filled(allowance: Allowance, fallback: Allowance) -> Allowance:
         fallback.places if allowance.places is None else allowance.places,
         fallback.rate if allowance.rate is None else allowance.rate,
     )
-
-
-def _of_endpoints(scopes: Iterable[str]) -> dict[str, Allowance]:
-    """Return the limit of each endpoint for the tasks that have one. An empty limit, if only keys
-    of settings or operators are limited, makes these tasks be checked.
-    """
-    places = conf.settings().HTTP_ENDPOINT_CONCURRENCY
-    if not places and not any(scope.startswith("key:") for scope in scopes):
-        return {}
-    names = (name for name in registry.names() if registry.get(name).target.endpoint is not None)
-    return {name: Allowance(places or None) for name in names}
 
 
 class RecentLimits:

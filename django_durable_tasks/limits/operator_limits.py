@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from django_durable_tasks.limits import scopes as limits_scopes
 from django_durable_tasks.limits.scopes import no_worker, waiting
 from django_durable_tasks.models import Limit, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.operation import Argument, Target, operation
+from django_durable_tasks.operations import Argument, Target, operation
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.tables import database, locked_for_change, tasks
 
@@ -177,24 +177,27 @@ def limit_usages(due: Mapping[str, int]) -> list[LimitUsage]:
         behind.update(dict.fromkeys(limit_config.wide(queue), number))
     for scope in scopes:
         limit, (count, heaviest) = allowed[scope], waiting.get(scope, (0, 0))
-        usage = LimitUsage(
-            scope=scope,
-            source=_source(scope, limit_config, operators),
-            max_concurrency=limit.places,
-            taken=current_usage.under_way[scope],
-            rate=str(limit.rate or ""),
-            waiting=count,
-        )
+        taken, tokens = current_usage.under_way[scope], None
         if limit.rate is not None:
-            tokens = min(buckets[scope].tokens, limit.rate.holds(heaviest))
-            usage = replace(usage, tokens=round(tokens, 3))
-        too_heavy = limit.heaviest is not None and heaviest > max(1, limit.heaviest)
-        if too_heavy and limits_scopes.worker_of(scope) is None:
-            usage = replace(usage, too_heavy=heaviest)
-        is_full = limit.places is not None and usage.taken >= limit.places
-        if is_full or (usage.tokens is not None and usage.tokens < 1):
-            usage = replace(usage, waiting=count + behind[scope])
-        usages.append(usage)
+            tokens = round(min(buckets[scope].tokens, limit.rate.holds(heaviest)), 3)
+        is_full = (limit.places is not None and taken >= limit.places) or (
+            tokens is not None and tokens < 1
+        )
+        is_too_heavy = limit.heaviest is not None and heaviest > max(1, limit.heaviest)
+        usages.append(
+            LimitUsage(
+                scope=scope,
+                source=_source(scope, limit_config, operators),
+                max_concurrency=limit.places,
+                taken=taken,
+                rate=str(limit.rate or ""),
+                tokens=tokens,
+                waiting=count + behind[scope] if is_full else count,
+                too_heavy=heaviest
+                if is_too_heavy and limits_scopes.worker_of(scope) is None
+                else None,
+            )
+        )
     return usages
 
 

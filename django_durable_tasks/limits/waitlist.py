@@ -394,15 +394,6 @@ def _read_in_one_statement(parts: Sequence[_Part], *, released_too: bool) -> lis
 _NOW = datetime.max.replace(tzinfo=UTC)
 
 
-def waitlist_order(
-    priority: int, due_since: datetime | None, key: Any
-) -> tuple[int, datetime, Any]:
-    """Return the sort key of a waitlist: the highest priority first, then the task that has been
-    due for longest. None: it is due since now.
-    """
-    return (-priority, due_since or _NOW, key)
-
-
 def admission_request(
     key: Any,
     scopes: Sequence[str],
@@ -411,9 +402,12 @@ def admission_request(
     other_scopes: Sequence[str] = (),
 ) -> AdmissionRequest:
     """Return the task as the rules of admission expect it. ``order``: its priority, and since when
-    it is due.
+    it is due; None: since now. In a waitlist the highest priority goes first, then the task that
+    has been due for longest.
     """
-    return AdmissionRequest(key, scopes, weight, waitlist_order(*order, key), other_scopes)
+    priority, due_since = order
+    turn = (-priority, due_since or _NOW, key)
+    return AdmissionRequest(key, scopes, weight, turn, other_scopes)
 
 
 def heads(scopes: Sequence[str]) -> list[WaitingTask]:

@@ -17,7 +17,6 @@ from django_durable_tasks import ports
 from django_durable_tasks.celery import broker_outage, publisher
 from django_durable_tasks.celery.publisher import Dispatched
 from django_durable_tasks.conf import settings
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.limits import backpressure, config
 from django_durable_tasks.limits.backpressure import QueueHead, QueueSnapshot, read_heads
 from django_durable_tasks.limits.config import refresh_limits
@@ -26,7 +25,7 @@ from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex
 from django_durable_tasks.scheduler.threads import Steps
 from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER, QueueDemand
 from django_durable_tasks.store import clock
-from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.store.clock import database_now, host_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import batches
 from django_durable_tasks.tasks import claim as task_claim

@@ -20,7 +20,6 @@ from django_durable_tasks.celery import publisher
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor, NodeReport
 from django_durable_tasks.conf import SKEW_MAX, settings
-from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.limits import overlap, release
 from django_durable_tasks.scheduler.leader import Leader
@@ -37,6 +36,7 @@ from django_durable_tasks.states.demand import shards_of
 from django_durable_tasks.store.clock import ClockStep, ClockStepDetector, database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import operator_actions, requests, retention
+from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows import runs
 
 # The type of a maintenance job, and the time slice of jobs that work in batches.

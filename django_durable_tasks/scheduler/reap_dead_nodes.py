@@ -45,12 +45,12 @@ from django_durable_tasks.choices import LogStatus
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import settings
-from django_durable_tasks.counted import counted
 from django_durable_tasks.models import Node, Task, TaskExecutionLog
 from django_durable_tasks.states.machine import Crash, EndingKind, LostRun, Outcome, judged
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.tasks import attempts
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 LEASE_EXPIRED = "The lease of the run expired."

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from django.db import Error
 
 from django_durable_tasks.conf import settings
-from django_durable_tasks.counted import counted
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
+from django_durable_tasks.texts import counted
 
 # Isolates the steps of a scheduler: an exception ends only the step that raised it.
 

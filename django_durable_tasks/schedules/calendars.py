@@ -20,11 +20,16 @@ from django_durable_tasks.choices import RecurringStatus, SpecialDay
 from django_durable_tasks.exceptions import InvalidCalendar, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Calendar, Tenant
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.operations.operation import Target, operation
+from django_durable_tasks.operations import Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.business_days import BusinessDays
-from django_durable_tasks.schedules.lifecycle import check_rolled, recurring
-from django_durable_tasks.schedules.schedule_cache import agenda_of, business_days, calendars_of
+from django_durable_tasks.schedules.lifecycle import check_rolled
+from django_durable_tasks.schedules.schedule_cache import (
+    agenda_of,
+    business_days,
+    calendars_of,
+    recurring,
+)
 from django_durable_tasks.schedules.writes import Move, advance
 from django_durable_tasks.store import tables
 

@@ -27,9 +27,9 @@ from django_durable_tasks.models.cluster import lease_name
 from django_durable_tasks.option_values import checked_count, instant
 from django_durable_tasks.schedules import ledger, lifecycle, trigger
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun, SkippedRange
-from django_durable_tasks.schedules.lifecycle import not_a_fire_time, recurring, utc
+from django_durable_tasks.schedules.lifecycle import not_a_fire_time, utc
 from django_durable_tasks.schedules.misfires import QUARANTINED, RUN, effective, named
-from django_durable_tasks.schedules.schedule_cache import agenda_of, check, readable
+from django_durable_tasks.schedules.schedule_cache import agenda_of, check, readable, recurring
 from django_durable_tasks.schedules.timetables.types import TICK
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -136,7 +136,19 @@ def _explanation(row: RecurringTask, at: datetime) -> str:
         outcome = "did not run" if planned.last <= now else "will not run"
         return f"{utc(at)} {outcome}: {planned.reason}."
     if planned.at > now:
-        return _to_come(row, agenda, planned, now)
+        nominal = utc(planned.nominal)
+        if row.status == RecurringStatus.CANCELLED:
+            return f"{nominal} will not run: the schedule has ended{_because(row.status_reason)}."
+        if row.status == RecurringStatus.PAUSED and not (
+            row.paused_until and row.paused_until < planned.at
+        ):
+            return f"{nominal} will not run unless the schedule is resumed before: {_paused(row)}."
+        starts = next(fires(row, agenda, planned.at - TICK)).effective
+        jitter = ", by its jitter" if starts != planned.at else ""
+        late = f" at {utc(starts)}{jitter}" if starts != planned.nominal else ""
+        remarks = f" ({'; '.join(planned.remarks)})" if planned.remarks else ""
+        wait = ago((starts - now).total_seconds())
+        return f"{nominal} will run{late}, in {wait}{remarks}.{_unregistered(row)}"
     for entry in entries:
         if entry.outcome not in (FireOutcome.MISSED, FireOutcome.PAUSED):
             continue
@@ -227,22 +239,6 @@ _MISSED = {
     "CATCHUP_WINDOW": "they lie further back than catchup_window",
     "MAX_CATCHUP_RUNS": "max_catchup_runs were caught up, and these were older",
 }
-
-
-def _to_come(row: RecurringTask, agenda: Agenda, planned: PlannedRun, now: datetime) -> str:
-    at = utc(planned.nominal)
-    if row.status == RecurringStatus.CANCELLED:
-        return f"{at} will not run: the schedule has ended{_because(row.status_reason)}."
-    if row.status == RecurringStatus.PAUSED and not (
-        row.paused_until and row.paused_until < planned.at
-    ):
-        return f"{at} will not run unless the schedule is resumed before: {_paused(row)}."
-    starts = next(fires(row, agenda, planned.at - TICK)).effective
-    jitter = ", by its jitter" if starts != planned.at else ""
-    late = f" at {utc(starts)}{jitter}" if starts != planned.nominal else ""
-    remarks = f" ({'; '.join(planned.remarks)})" if planned.remarks else ""
-    wait = ago((starts - now).total_seconds())
-    return f"{at} will run{late}, in {wait}{remarks}.{_unregistered(row)}"
 
 
 def _unregistered(row: RecurringTask) -> str:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -15,13 +16,13 @@ from django.db.models.functions import Coalesce, Greatest
 from django_durable_tasks import conf
 from django_durable_tasks.choices import FireOutcome, RecurringStatus
 from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.models import OccurrenceRecord, RecurringTask
+from django_durable_tasks.models import OccurrenceRecord
 from django_durable_tasks.models.fields import constant
 from django_durable_tasks.models.schedules import OccurrenceQuerySet
 from django_durable_tasks.schedules.agenda import Agenda, SkippedRange
 from django_durable_tasks.schedules.misfires import skipped
 from django_durable_tasks.schedules.options import API
-from django_durable_tasks.schedules.schedule_cache import AnySchedule
+from django_durable_tasks.schedules.schedule_cache import AnySchedule, recurring
 from django_durable_tasks.schedules.timetables.types import TICK
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
@@ -199,25 +200,18 @@ def prune_ledger(now: datetime, limit: int) -> int:
     """
     cutoff = conf.kept_from("LEDGER", now)
     locked = set[uuid.UUID]()
+    forget = partial(_forget, cutoff=cutoff, locked=locked)
     while True:
         before = len(locked)
         oldest = (
             ledger().exclude(pk__in=_entries.postponed()).exclude(recurring_task__in=sorted(locked))
         )
         page = list(oldest.order_by("pk").values_list("pk", flat=True)[:limit])
-        deleted = _forget_apart(page, cutoff, locked) if page else 0
+        if not page:
+            return 0
+        deleted = sum(_entries.batch(partial(forget, page), page.copy, lambda pk: forget([pk])))
         if deleted or len(locked) == before:
             return deleted
-
-
-def _forget_apart(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
-    return sum(
-        _entries.batch(
-            lambda: _forget(page, cutoff, locked),
-            lambda: page,
-            lambda pk: _forget([pk], cutoff, locked),
-        )
-    )
 
 
 def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
@@ -232,11 +226,7 @@ def _forget(page: list[int], cutoff: datetime, locked: set[uuid.UUID]) -> int:
                 "pk", "recurring_task", "fire_time", "last_fire_time"
             )
         )
-        schedules = (
-            RecurringTask.objects.using(tables.database())
-            .unguarded()
-            .filter(pk__in={entry[1] for entry in deleted_rows})
-        )
+        schedules = recurring().filter(pk__in={entry[1] for entry in deleted_rows})
         acquired = set(
             schedules.order_by("pk")
             .select_for_update(skip_locked=True)
@@ -270,7 +260,7 @@ def prune_ended(now: datetime, limit: int) -> int:
     A tenant could otherwise create and cancel recurring tasks without end. Those of other sources
     are kept, because code that declares or creates them again must not revive them.
     """
-    rows = RecurringTask.objects.using(tables.database()).unguarded()
+    rows = recurring()
     cutoff = now - _ENDED_KEPT
     ended = rows.filter(source=API, status=RecurringStatus.CANCELLED, updated_at__lt=cutoff)
     unused = ended.exclude(

@@ -26,8 +26,7 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Tenant
 from django_durable_tasks.models.fields import undecrypted
-from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import Argument, Reason, Target, as_text, operation
+from django_durable_tasks.operations import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
 from django_durable_tasks.schedules import ledger, trigger, writes
 from django_durable_tasks.schedules.agenda import Agenda, BoundedTimetable, Override, PlannedRun
@@ -41,12 +40,12 @@ from django_durable_tasks.schedules.schedule_cache import (
     check,
     fire_times_of,
     overrides_of,
+    recurring,
     stored_overrides,
 )
 from django_durable_tasks.schedules.timetables.builder import alternatives
 from django_durable_tasks.schedules.timetables.types import TICK, Fire, Timetable, walk
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
-from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.tasks.explanations import comment
@@ -143,12 +142,6 @@ _WHEN = frozenset(
     }
 )
 """The columns that determine fire times. A change of one of them sets the watermark to now."""
-
-
-def recurring() -> RecurringTaskQuerySet:
-    """Return a queryset of all recurring tasks."""
-    rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).unguarded()
-    return rows
 
 
 def locked(row: RecurringTask) -> RecurringTask:

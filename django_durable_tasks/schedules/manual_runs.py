@@ -32,33 +32,12 @@ from django_durable_tasks.exceptions import InvalidOption, TransitionRefused, Un
 from django_durable_tasks.limits import overlap
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER
-from django_durable_tasks.operations.operation import (
-    Argument,
-    ArgumentType,
-    OperationResult,
-    Target,
-    as_text,
-    operation,
-)
-from django_durable_tasks.option_values import checked_count, checked_key, instant
-from django_durable_tasks.schedules import ledger, lifecycle, trigger
+from django_durable_tasks.operations import Argument, ArgumentType, Target, as_text, operation
+from django_durable_tasks.option_values import checked_count, checked_key, instant, one_of
+from django_durable_tasks.schedules import ledger, lifecycle, schedule_cache, trigger
 from django_durable_tasks.schedules.agenda import PlannedRun, SkippedRange
 from django_durable_tasks.schedules.ledger import LedgerEntry
-from django_durable_tasks.schedules.lifecycle import (
-    locked,
-    neighbours,
-    not_a_fire_time,
-    recurring,
-    refuse_ended,
-    utc,
-)
 from django_durable_tasks.schedules.misfires import OverlapDecision, decide
-from django_durable_tasks.schedules.schedule_cache import (
-    agenda_of,
-    fire_times_of,
-    overrides_of,
-    readable,
-)
 from django_durable_tasks.schedules.timetables.types import TICK, walk
 from django_durable_tasks.states import claims, endings, inserts
 from django_durable_tasks.store import tables
@@ -124,8 +103,8 @@ def trigger_now(
     try:
         with recorded("schedule.run_now") as entry:
             entry.subject("schedule", row.pk, row.tenant_id)
-            now, schedule = database_now(), locked(row)
-            refuse_ended(schedule, "triggered")
+            now, schedule = database_now(), lifecycle.locked(row)
+            lifecycle.refuse_ended(schedule, "triggered")
             existing = (
                 ledger.ledger().filter(recurring_task=schedule.pk, request_id=request_id).first()
             )
@@ -145,7 +124,7 @@ def trigger_now(
     return task
 
 
-@readable
+@schedule_cache.readable
 def _create(row: RecurringTask, now: datetime, request_id: str, reason: str) -> uuid.UUID:
     template, planned = trigger.template_of(row), PlannedRun(now, now)
     overlap_key = template.overlap_key
@@ -266,12 +245,6 @@ def _backfilled(report: BackfillReport, **_arguments: Any) -> str:
     return f"{', '.join(counts)}. {report.remark}".strip()
 
 
-def refuse_nothing(outcome: OperationResult) -> None:
-    """Raise TransitionRefused if a backfill has created and replayed no task."""
-    if not outcome.changed:
-        raise TransitionRefused(gettext("Nothing was changed. %s") % outcome.message)
-
-
 @operation(
     Target.SCHEDULE,
     title=_("Backfill schedule"),
@@ -339,14 +312,14 @@ def backfill(
     """
     registry.load_for(row.task)
     first, last = instant("start", start).astimezone(UTC), instant("end", end).astimezone(UTC)
-    mode = _choice("reprocess", reprocess, Reprocess)
-    direction = _choice("order", order, CatchUpOrder)
+    mode = one_of("reprocess", reprocess, Reprocess)
+    direction = one_of("order", order, CatchUpOrder)
     checked_count("concurrency", concurrency, 1, MOST)
     checked_count("limit", limit, 1, MOST)
     with recorded("schedule.backfill") as entry:
         entry.subject("schedule", row.pk, row.tenant_id)
         now = database_now()
-        schedule = recurring().get(pk=row.pk) if dry_run else locked(row)
+        schedule = schedule_cache.recurring().get(pk=row.pk) if dry_run else lifecycle.locked(row)
         _refuse(schedule, first, last, now)
         last = min(now, max(last, lifecycle.meant_fire_time(schedule, last)))
         fires = _fire_times(schedule, first, last, limit)
@@ -373,20 +346,16 @@ def _remark(row: RecurringTask, start: datetime, end: datetime, *, any_fires: bo
     needed.
     """
     if start < row.start_time:
-        return not_a_fire_time(row, agenda_of(row), start)
+        return lifecycle.not_a_fire_time(row, schedule_cache.agenda_of(row), start)
     if row.end_time is not None and end > row.end_time:
-        return not_a_fire_time(row, agenda_of(row), end)
+        return lifecycle.not_a_fire_time(row, schedule_cache.agenda_of(row), end)
     if any_fires:
         return ""
-    times = fire_times_of(row)
-    near = neighbours(times.previous(start), times.next(end), "them")
-    return f"{row.name} has no fire time from {utc(start)} to {utc(end)}: {near}."
-
-
-def _choice(option: str, value: str, choices: Any) -> Any:
-    if value not in set(choices):
-        raise InvalidOption.of(option, value, f"give one of {', '.join(choices)}.")
-    return choices(value)
+    times = schedule_cache.fire_times_of(row)
+    near = lifecycle.neighbours(times.previous(start), times.next(end), "them")
+    return (
+        f"{row.name} has no fire time from {lifecycle.utc(start)} to {lifecycle.utc(end)}: {near}."
+    )
 
 
 def _refuse(row: RecurringTask, start: datetime, end: datetime, now: datetime) -> None:
@@ -416,10 +385,10 @@ def _fire_times(row: RecurringTask, start: datetime, end: datetime, limit: int) 
     last = end if row.end_time is None else min(end, row.end_time)
     fire_times = {
         override.fire_time
-        for override in overrides_of(row)
+        for override in schedule_cache.overrides_of(row)
         if override.action == Action.ADD and start <= override.fire_time <= end
     }
-    for fire in walk(fire_times_of(row), first - TICK, last):
+    for fire in walk(schedule_cache.fire_times_of(row), first - TICK, last):
         fire_times.add(fire.nominal)
         if len(fire_times) > limit:
             raise InvalidOption(
@@ -448,7 +417,7 @@ def _steps(
         fire_time: (pk, status)
         for fire_time, pk, status in started.order_by("pk").values_list("fire_time", "pk", "status")
     }
-    agenda, steps = agenda_of(row), list[BackfillStep]()
+    agenda, steps = schedule_cache.agenda_of(row), list[BackfillStep]()
     for fire_time in fires:
         entry, planned = entries.get(fire_time), agenda.at_nominal(fire_time)
         if entry is None or entry.task_id is None:

@@ -1,33 +1,170 @@
-"""The options of a schedule, and declarations in code that are merged into rows."""
+"""The options of a schedule, among them the schedule objects of Celery, and declarations in code
+that are merged into rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from django_durable_tasks.choices import CatchUp, CatchUpOrder, Overlap
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule
 from django_durable_tasks.option_values import (
     checked_count,
     checked_key,
     checked_name,
     instant,
+    one_of,
     seconds,
 )
 from django_durable_tasks.schedules.business_days import Roll
-from django_durable_tasks.schedules.celery_schedules import (
-    CeleryCrontab,
-    CeleryInterval,
-    CelerySolar,
-    keywords_of,
-)
 from django_durable_tasks.schedules.timetables.builder import checked as checked_parts
 from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap
 from django_durable_tasks.schedules.timetables.zones import zone_name
+from django_durable_tasks.texts import did_you_mean
+
+# Reads the schedule objects of Celery: ``crontab``, ``schedule`` and ``solar``.
+#
+# They are recognised by their class and its module, because this package does not import Celery.
+
+
+Fields = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The numbers that Celery's parser gives for the five fields, ascending; weekdays from Sunday, 0.
+"""
+WHOLE: Fields = (
+    tuple(range(60)),
+    tuple(range(24)),
+    tuple(range(1, 32)),
+    tuple(range(1, 13)),
+    tuple(range(7)),
+)
+_NAMES = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+_STARRED = re.compile(r"\*(/[1-9]\d*)?", re.ASCII)
+_WEEKDAYS = ("SU", "MO", "TU", "WE", "TH", "FR", "SA")
+
+
+class CeleryInterval(Protocol):
+    """``celery.schedules.schedule``, for type checkers."""
+
+    run_every: Any
+
+
+class CeleryCrontab(Protocol):
+    """``celery.schedules.crontab``, for type checkers."""
+
+    minute: Any
+    hour: Any
+    day_of_week: Any
+
+
+class CelerySolar(Protocol):
+    """``celery.schedules.solar``, for type checkers."""
+
+    event: Any
+    lat: Any
+    lon: Any
+
+
+_KEYWORDS = {"crontab": "cron", "schedule": "interval", "solar": "solar"}
+_MODULE = "celery.schedules"
+
+
+def kind_of(value: object) -> str | None:
+    """Return ``crontab``, ``schedule`` or ``solar`` for a schedule of Celery, else None.
+
+    Raises InvalidSchedule for a class of its own that is derived from one of them.
+    """
+    for kind in type(value).__mro__:
+        if kind.__module__ == _MODULE:
+            if kind is not type(value) or kind.__name__ not in _KEYWORDS:
+                raise InvalidSchedule(
+                    f"{type(value).__qualname__} is a schedule class of its own, whose fire times"
+                    f" only Celery knows: give one of {', '.join(_KEYWORDS.values())}."
+                )
+            return kind.__name__
+    return None
+
+
+def keywords_of(keyword: str, value: Any) -> dict[str, Any] | None:
+    """Return the keywords of a part with the fire times of a schedule of Celery that was given as
+    ``keyword``; None for any other value. Raises InvalidSchedule.
+    """
+    kind = kind_of(value)
+    if kind is None:
+        return None
+    if _KEYWORDS[kind] != keyword:
+        raise InvalidSchedule(
+            f"{keyword}={value!r}: give a {kind} of Celery as {_KEYWORDS[kind]}=..."
+        )
+    if kind == "schedule":
+        return {"interval": interval_of(value)}
+    if kind == "solar":
+        return {"solar": value.event, "latitude": float(value.lat), "longitude": float(value.lon)}
+    return cron_keywords(texts_of(value), fields_of(value))
+
+
+def interval_of(schedule: Any) -> timedelta:
+    """Return the interval of Celery's ``schedule``; raises InvalidSchedule if it has none."""
+    interval = schedule.run_every
+    if not isinstance(interval, timedelta):
+        raise InvalidSchedule("The schedule of Celery has no run_every: give a timedelta.")
+    return interval
+
+
+def texts_of(crontab: Any) -> tuple[str, ...]:
+    """Return the five fields of Celery's ``crontab`` in the order of crontab(5)."""
+    fields = [getattr(crontab, f"_orig_{name}") for name in _NAMES]
+    return tuple(
+        _listed(sorted(field))
+        if isinstance(field, Iterable) and not isinstance(field, str)
+        else str(field)
+        for field in fields
+    )
+
+
+def fields_of(crontab: Any) -> Fields:
+    """Return the numbers that Celery parsed from the five fields of its ``crontab``."""
+    minute, hour, day, month, weekday = (tuple(sorted(getattr(crontab, name))) for name in _NAMES)
+    return minute, hour, day, month, weekday
+
+
+def cron_keywords(texts: Sequence[str], fields: Fields) -> dict[str, Any]:
+    """Return a cron with the fire times of Celery's crontab, or a rule of RFC 5545 if day of month
+    and day of week are both given: Celery requires both, crontab(5) either.
+    """
+    minutes, hours, days, months, weekdays = fields
+    if len(days) == len(WHOLE[2]) or len(weekdays) == len(WHOLE[4]):
+        return {"cron": " ".join(map(_field, texts, fields, WHOLE))}
+    rule_parts = {
+        "BYMONTH": months,
+        "BYMONTHDAY": days,
+        "BYDAY": [_WEEKDAYS[day] for day in weekdays],
+        "BYHOUR": hours,
+        "BYMINUTE": minutes,
+        "BYSECOND": (0,),
+    }
+    rule = [f"{key}={_listed(values)}" for key, values in rule_parts.items()]
+    return {"rrule": ";".join(["FREQ=DAILY", *rule])}
+
+
+def _field(text: str, values: tuple[int, ...], whole: tuple[int, ...]) -> str:
+    """Keep a star, because it makes a job follow elapsed time; everything else becomes the numbers
+    that Celery parsed.
+    """
+    if len(values) == len(whole):
+        return "*"
+    written = "".join(text.split())
+    is_kept = _STARRED.fullmatch(written) and len(whole) > len(WHOLE[4])
+    return written if is_kept else _listed(values)
+
+
+def _listed(values: Any) -> str:
+    return ",".join(map(str, values))
+
 
 # Checks the options of a schedule: from the keyword arguments of ``upsert`` to the columns of a
 # RecurringTask.
@@ -100,14 +237,8 @@ NULLABLE = frozenset(
 """The options of which None is a value."""
 
 
-def _choice(option: str, value: Any) -> str:
-    if value not in set(CHOICES[option]):
-        raise InvalidOption.of(option, value, f"give one of {', '.join(CHOICES[option])}.")
-    return str(value)
-
-
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(CHOICES, _choice),
+    **dict.fromkeys(CHOICES, lambda option, value: one_of(option, value, CHOICES[option]).value),
     **dict.fromkeys(COUNTS, lambda option, value: checked_count(option, value, *COUNTS[option])),
     **dict.fromkeys(SECONDS, seconds),
     "timezone": lambda option, value: zone_name(value),
@@ -152,7 +283,20 @@ def columns(
         if option in options:
             value, column = options[option], COLUMNS.get(option, option)
             values[column] = None if value is None and option in NULLABLE else check(option, value)
-    values |= _jitter(options["jitter"]) if "jitter" in options else {}
+    if "jitter" in options:
+        jitter: Any = options["jitter"]
+        values |= {"jitter": 0.0, "jitter_percent": 0.0}
+        if isinstance(jitter, str) and jitter.endswith("%"):
+            try:
+                values["jitter_percent"] = float(jitter[:-1])
+            except ValueError:
+                values["jitter_percent"] = -1.0
+            if not 0 <= values["jitter_percent"] <= 100:
+                raise InvalidOption.of(
+                    "jitter", jitter, "give seconds, or '0%' to '100%' of the way to the next fire."
+                )
+        else:
+            values["jitter"] = seconds("jitter", jitter)
     parts = _parts(options)
     if parts is not None:
         zone = values.get("time_zone", "UTC")
@@ -189,20 +333,6 @@ def _values(kind: str, value: Any) -> list[Any]:
             [moment.isoformat() if isinstance(moment, datetime) else moment for moment in several]
         ]
     return several
-
-
-def _jitter(value: Any) -> dict[str, float]:
-    if isinstance(value, str) and value.endswith("%"):
-        try:
-            percent = float(value[:-1])
-        except ValueError:
-            percent = -1.0
-        if not 0 <= percent <= 100:
-            raise InvalidOption.of(
-                "jitter", value, "give seconds, or '0%' to '100%' of the way to the next fire."
-            )
-        return {"jitter": 0.0, "jitter_percent": percent}
-    return {"jitter": seconds("jitter", value), "jitter_percent": 0.0}
 
 
 # Declared schedules: merges a declaration in code or settings into a row that an operator may have

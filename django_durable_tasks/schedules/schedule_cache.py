@@ -16,11 +16,19 @@ from django_durable_tasks.encryption import StorageLocation, decrypted
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import Calendar, RecurringTask
 from django_durable_tasks.models.fields import EncryptedJSONField
+from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules.agenda import Agenda, Override, agenda
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll, combined
 from django_durable_tasks.schedules.timetables.builder import checked, timetable
 from django_durable_tasks.schedules.timetables.types import DstGap, DstOverlap, Timetable
 from django_durable_tasks.store import tables
+
+
+def recurring() -> RecurringTaskQuerySet:
+    """Return a queryset of all recurring tasks."""
+    rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).unguarded()
+    return rows
+
 
 # Reads the columns of schedules that a tick needs, as plain values.
 #
@@ -71,9 +79,7 @@ AnySchedule: TypeAlias = RecurringTask | ScheduleRow
 """A schedule, either as a model instance, which may be unsaved, or as a tick reads it."""
 
 
-@lru_cache(maxsize=4_096)
-def _decoded(text: str) -> Any:
-    return json.loads(text)
+_decoded = lru_cache(maxsize=4_096)(json.loads)
 
 
 def read_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, ScheduleRow]:
@@ -84,7 +90,7 @@ def read_rows(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, ScheduleRow]:
         Cast(name, TextField()) if isinstance(column, JSONField) else name
         for name, column in _COLUMNS.items()
     ]
-    rows = tables.with_ids(RecurringTask.objects.using(tables.database()), "id", ids)
+    rows = tables.with_ids(recurring(), "id", ids)
     return {row[0]: ScheduleRow(row) for row in rows.values_list(*columns)}
 
 

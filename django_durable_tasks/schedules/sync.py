@@ -22,25 +22,15 @@ from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Argument, Target, operation
+from django_durable_tasks.operations import OF_ALL_TENANTS, Argument, Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.registry import Declaration
-from django_durable_tasks.schedules import lifecycle, writes
-from django_durable_tasks.schedules.options import (
-    CODE,
-    KINDS,
-    SETTINGS,
-    UNDECLARED,
-    SyncAction,
-    columns,
-    kept,
-    merged,
-)
+from django_durable_tasks.schedules import lifecycle, options, schedule_cache, writes
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
 
-DECLARING = (CODE, SETTINGS)
-NOTHING_DONE = (SyncAction.CLASH, SyncAction.REFUSE)
+DECLARING = (options.CODE, options.SETTINGS)
+NOTHING_DONE = (options.SyncAction.CLASH, options.SyncAction.REFUSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,7 @@ class SyncStep:
     """
 
     name: str
-    act: SyncAction
+    act: options.SyncAction
     source: str = ""
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     edited: tuple[str, ...] = ()
@@ -79,24 +69,24 @@ def declarations() -> tuple[dict[str, Declared], dict[str, str]]:
     settings = [
         Declaration(
             name,
-            options["task"],
-            {key: value for key, value in options.items() if key != "task"},
-            SETTINGS,
+            values["task"],
+            {key: value for key, value in values.items() if key != "task"},
+            options.SETTINGS,
         )
-        for name, options in (conf.settings().SCHEDULES or {}).items()
+        for name, values in (conf.settings().SCHEDULES or {}).items()
     ]
     for declaration in [*code.values(), *settings]:
         try:
-            if declaration.source == SETTINGS and declaration.name in code:
+            if declaration.source == options.SETTINGS and declaration.name in code:
                 raise InvalidSchedule(
                     f"@recurring({declaration.name!r}) declares it too; remove one of the two."
                 )
             checked_key("name", declaration.name)
             task = registry.get(declaration.task).options.name
-            values = columns(declaration.name, declaration.options) | {"task": task}
+            values = options.columns(declaration.name, declaration.options) | {"task": task}
             values = lifecycle.with_json_arguments(values)
             if not values.get("timetable"):
-                raise InvalidSchedule(f"It needs one of {', '.join(KINDS)}.")
+                raise InvalidSchedule(f"It needs one of {', '.join(options.KINDS)}.")
             valid[declaration.name] = Declared(declaration.name, declaration.source, values)
         except DurableTasksError as refused:
             errors[declaration.name] = str(refused)
@@ -113,7 +103,9 @@ def diff(*, prune: bool = False, adopt: bool = False) -> list[SyncStep]:
     valid, errors = declarations()
     rows = {row.name: row for row in _rows().filter(source__in=DECLARING)}
     rows |= {row.name: row for row in _rows().filter(name__in=valid)}
-    refused = [SyncStep(name, SyncAction.REFUSE, reason=reason) for name, reason in errors.items()]
+    refused = [
+        SyncStep(name, options.SyncAction.REFUSE, reason=reason) for name, reason in errors.items()
+    ]
     names = {*valid, *rows} - errors.keys()
     steps = [
         _step(name, valid.get(name), rows.get(name), prune=prune, adopt=adopt) for name in names
@@ -122,7 +114,7 @@ def diff(*, prune: bool = False, adopt: bool = False) -> list[SyncStep]:
 
 
 def _rows() -> RecurringTaskQuerySet:
-    return lifecycle.recurring().for_tenant(DEFAULT_TENANT_ID)
+    return schedule_cache.recurring().for_tenant(DEFAULT_TENANT_ID)
 
 
 def _step(
@@ -133,21 +125,21 @@ def _step(
             return None
         if row.undeclared_at is not None and not prune:
             return None
-        action = SyncAction.CANCEL if prune else SyncAction.PAUSE
+        action = options.SyncAction.CANCEL if prune else options.SyncAction.PAUSE
         reason = f"neither code nor settings declare it; it calls {row.task}"
         return SyncStep(row.name, action, row.source, reason=reason)
     if row is None:
-        return SyncStep(name, SyncAction.CREATE, declared.source)
+        return SyncStep(name, options.SyncAction.CREATE, declared.source)
     if row.source not in DECLARING and not adopt:
         owner = f"source {row.source!r}" if row.source else "hand"
         return SyncStep(
             name,
-            SyncAction.CLASH,
+            options.SyncAction.CLASH,
             declared.source,
             reason=f"a row of this name was made by {owner}; --adopt it",
         )
-    values = kept(declared.values)
-    current = kept(
+    values = options.kept(declared.values)
+    current = options.kept(
         {spec.attname: getattr(row, spec.attname) for spec in RecurringTask._meta.concrete_fields}
     )
     # A value that is no longer declared returns to the default of its column. A column without a
@@ -157,15 +149,15 @@ def _step(
         for spec in RecurringTask._meta.concrete_fields
         if spec.has_default() or spec.null
     }
-    merge = merged(
+    merge = options.merged(
         current, row.declaration, values, {**defaults, "time_zone": ports.schedule_zone()}
     )
     changes = {column: (current[column], value) for column, value in sorted(merge.changes.items())}
-    act, reason = SyncAction.CHANGE, ""
+    act, reason = options.SyncAction.CHANGE, ""
     if row.source not in DECLARING:
-        act = SyncAction.ADOPT
+        act = options.SyncAction.ADOPT
     elif row.undeclared_at is not None:
-        act = SyncAction.REVIVE
+        act = options.SyncAction.REVIVE
     elif not changes and row.declaration == values and row.source == declared.source:
         return None
     elif row.status == RecurringStatus.CANCELLED:
@@ -239,10 +231,10 @@ def _do(step: SyncStep, declared: Declared | None, *, prune: bool, adopt: bool) 
         except IntegrityError:
             continue  # a concurrent sync inserted the row: read it again
         except DurableTasksError as refused:
-            return SyncStep(step.name, SyncAction.REFUSE, step.source, reason=str(refused))
+            return SyncStep(step.name, options.SyncAction.REFUSE, step.source, reason=str(refused))
     return SyncStep(
         step.name,
-        SyncAction.REFUSE,
+        options.SyncAction.REFUSE,
         step.source,
         reason="another process changes this row repeatedly; try again",
     )
@@ -253,14 +245,14 @@ def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None)
         if row is not None:
             row.undeclared_at = row.undeclared_at or database_now()
             writes.rewrite(row)
-            if step.act == SyncAction.CANCEL:
-                lifecycle.cancel(row, reason=UNDECLARED)
+            if step.act == options.SyncAction.CANCEL:
+                lifecycle.cancel(row, reason=options.UNDECLARED)
             elif row.status == RecurringStatus.ACTIVE:
-                lifecycle.pause(row, reason=UNDECLARED)
+                lifecycle.pause(row, reason=options.UNDECLARED)
         return
     declared_columns: dict[str, Any] = {
         "source": declared.source,
-        "declaration": kept(declared.values),
+        "declaration": options.kept(declared.values),
         "undeclared_at": None,
     }
     if row is None:
@@ -270,7 +262,7 @@ def _write(step: SyncStep, declared: Declared | None, row: RecurringTask | None)
         column: declared.values.get(column, new) for column, (_, new) in step.changes.items()
     } | declared_columns
     ended = row.status == RecurringStatus.CANCELLED
-    revived = row.undeclared_at is not None and row.status_reason == UNDECLARED
+    revived = row.undeclared_at is not None and row.status_reason == options.UNDECLARED
     if revived and ended:
         by = current_actor().by
         values |= {"status": RecurringStatus.ACTIVE.value, "status_reason": "", "status_by": by}

@@ -20,14 +20,7 @@ from django.db import Error, IntegrityError
 from django.db.models import QuerySet
 
 from django_durable_tasks import conf, ports, process_state, registry
-from django_durable_tasks.choices import (
-    CatchUp,
-    FireOutcome,
-    Overlap,
-    RecurringStatus,
-    Status,
-)
-from django_durable_tasks.counted import counted
+from django_durable_tasks.choices import CatchUp, FireOutcome, Overlap, RecurringStatus, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.exceptions import EncryptionError, InvalidSchedule, UnknownTask
@@ -38,33 +31,10 @@ from django_durable_tasks.models import RecurringTask
 from django_durable_tasks.models.tasks import NEVER, new_task_id
 from django_durable_tasks.ports import OpenTaskQuota
 from django_durable_tasks.registry import Registered
-from django_durable_tasks.schedules import ledger
+from django_durable_tasks.schedules import ledger, misfires, schedule_cache
 from django_durable_tasks.schedules.agenda import Agenda, PlannedRun
 from django_durable_tasks.schedules.ledger import LedgerEntry
-from django_durable_tasks.schedules.misfires import (
-    ENDED,
-    MAX_RUNS,
-    Choice,
-    ChosenFire,
-    OverlapDecision,
-    Policy,
-    choose,
-    decide,
-    effective,
-    named,
-)
 from django_durable_tasks.schedules.options import CHOICES
-from django_durable_tasks.schedules.schedule_cache import (
-    AnySchedule,
-    Calendars,
-    ScheduleRow,
-    Version,
-    agenda_of,
-    calendars_of,
-    named_calendars,
-    read_rows,
-    readable,
-)
 from django_durable_tasks.schedules.timetables.builder import never_fires
 from django_durable_tasks.schedules.writes import Move, advance, quarantine, wake
 from django_durable_tasks.signals import fires_recorded
@@ -78,6 +48,7 @@ from django_durable_tasks.task_values import NO_ID, NewTask
 from django_durable_tasks.tasks.enqueue import TaskTemplate
 from django_durable_tasks.tasks.enqueue import template as task_template
 from django_durable_tasks.tasks.options import CallOptions, call_options, formatted
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.recurrence")
 
@@ -161,7 +132,7 @@ class SharedTemplates:
     def __len__(self) -> int:
         return len(self._templates)
 
-    def get(self, row: ScheduleRow) -> TaskTemplate:
+    def get(self, row: schedule_cache.ScheduleRow) -> TaskTemplate:
         """Return the template of this schedule's tasks; raises what ``_task_template`` raises."""
         settings = conf.settings()
         if self._settings is not settings or len(self._templates) >= _MAX_TEMPLATES:
@@ -173,7 +144,7 @@ class SharedTemplates:
         return known[1]
 
 
-def _task_template(row: AnySchedule) -> TaskTemplate:
+def _task_template(row: schedule_cache.AnySchedule) -> TaskTemplate:
     """Raise UnknownTask or InvalidOption."""
     options = {
         **row.options,
@@ -184,13 +155,13 @@ def _task_template(row: AnySchedule) -> TaskTemplate:
     return task_template(registry.get(row.task), call_options(CallOptions(), options))
 
 
-@readable
-def template_of(row: AnySchedule) -> NewTask:
+@schedule_cache.readable
+def template_of(row: schedule_cache.AnySchedule) -> NewTask:
     """Return the values that all tasks of this schedule share, saved or not.
 
     Raises UnknownTask, InvalidArguments or InvalidOption.
     """
-    if isinstance(row, ScheduleRow):
+    if isinstance(row, schedule_cache.ScheduleRow):
         shared = process_state.of(SharedTemplates).get(row)
         zone = intern(row.time_zone)  # it is kept in memory for each schedule
     else:
@@ -207,7 +178,7 @@ def template_of(row: AnySchedule) -> NewTask:
     )
 
 
-def overlap_key_of(row: AnySchedule) -> str | None:
+def overlap_key_of(row: schedule_cache.AnySchedule) -> str | None:
     """Return the overlap key of the schedule's runs; None if they may overlap. Raises
     InvalidOption.
     """
@@ -222,28 +193,28 @@ def overlap_key_of(row: AnySchedule) -> str | None:
 def occurrence_task(
     shared: NewTask,
     planned: PlannedRun,
-    effective: datetime,
-    verdict: OverlapDecision,
+    start: datetime,
+    verdict: misfires.OverlapDecision,
     key: str | None = None,
 ) -> NewTask:
     """Return the task of this fire time, from the schedule's ``template``; it starts at
-    ``effective``, or waits for its overlap key if ``verdict.held`` is set.
+    ``start``, or waits for its overlap key if ``verdict.held`` is set.
     """
     task_id, expires_at = new_task_id(), None
     if shared.expires_in is not None:
         try:
-            expires_at = effective + timedelta(seconds=shared.expires_in)
+            expires_at = start + timedelta(seconds=shared.expires_in)
         except OverflowError as beyond:
             raise InvalidSchedule(
-                f"expires_in={shared.expires_in:g} s after {effective.isoformat()} is beyond the"
+                f"expires_in={shared.expires_in:g} s after {start.isoformat()} is beyond the"
                 " year 9999: declare the schedule again.",
                 option="expires_in",
             ) from beyond
     return shared._replace(
         id=task_id,
         shard_key=shard_of(task_id),
-        run_at=effective,
-        due_at=NEVER if verdict.held else effective,
+        run_at=start,
+        due_at=NEVER if verdict.held else start,
         expires_at=expires_at,
         fire_time=planned.nominal,
         idempotency_key=key or idempotency_key(_schedule_of(shared), planned.nominal),
@@ -327,10 +298,10 @@ class KnownSchedule(NamedTuple):
     queue: str
     tenant_id: int
     calendars: tuple[str, ...]
-    versions: tuple[Version, ...]
+    versions: tuple[schedule_cache.Version, ...]
     agenda: Agenda
     template: NewTask
-    policy: Policy
+    policy: misfires.Policy
     overlap: Overlap
     max_runs: int | None
     expires_in: float | None
@@ -376,8 +347,8 @@ class DueSchedules(NamedTuple):
     """The due schedules of a tick: those that are known, and the rows of the others."""
 
     known: dict[uuid.UUID, KnownSchedule]
-    rows: dict[uuid.UUID, ScheduleRow]
-    calendars: Calendars
+    rows: dict[uuid.UUID, schedule_cache.ScheduleRow]
+    calendars: schedule_cache.Calendars
 
 
 def read_due(states: Sequence[DueState]) -> DueSchedules:
@@ -388,9 +359,9 @@ def read_due(states: Sequence[DueState]) -> DueSchedules:
         for state in states
         if (kept_schedule := kept.get(state)) is not None
     }
-    rows = read_rows([state.id for state in states if state.id not in known])
+    rows = schedule_cache.read_rows([state.id for state in states if state.id not in known])
     names = {name for schedule in known.values() for name in schedule.calendars}
-    calendars = calendars_of(list(rows.values()), names)
+    calendars = schedule_cache.calendars_of(list(rows.values()), names)
     stale = [
         pk
         for pk, schedule in known.items()
@@ -398,13 +369,15 @@ def read_due(states: Sequence[DueState]) -> DueSchedules:
         != tuple(calendars.get((schedule.tenant_id, name)) for name in schedule.calendars)
     ]
     if stale:
-        rows |= read_rows(stale)
+        rows |= schedule_cache.read_rows(stale)
         known = {pk: schedule for pk, schedule in known.items() if pk not in rows}
-        calendars = calendars_of(list(rows.values()))
+        calendars = schedule_cache.calendars_of(list(rows.values()))
     return DueSchedules(known, rows, calendars)
 
 
-def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
+def known_schedule(
+    row: schedule_cache.ScheduleRow, calendars: schedule_cache.Calendars
+) -> KnownSchedule:
     """Return the values of a row that was read, and keep them for the next ticks.
 
     Raises what a corrupted row causes, and UnknownTask or EncryptionError.
@@ -418,8 +391,8 @@ def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
         queue=intern(row.queue),
         tenant_id=row.tenant_id,
         calendars=tuple(row.calendars),
-        versions=named_calendars(row, calendars),
-        agenda=agenda_of(row, calendars),
+        versions=schedule_cache.named_calendars(row, calendars),
+        agenda=schedule_cache.agenda_of(row, calendars),
         template=template,
         policy=policy_of(row),
         overlap=Overlap(row.overlap),
@@ -432,12 +405,12 @@ def known_schedule(row: ScheduleRow, calendars: Calendars) -> KnownSchedule:
     return known
 
 
-_shared_policy = lru_cache(maxsize=1_000)(Policy)
+_shared_policy = lru_cache(maxsize=1_000)(misfires.Policy)
 
 
-def policy_of(row: AnySchedule) -> Policy:
+def policy_of(row: schedule_cache.AnySchedule) -> misfires.Policy:
     """Return the schedule's policy for missed fire times; schedules with the same one share it."""
-    columns = {column.name: getattr(row, column.name) for column in fields(Policy)}
+    columns = {column.name: getattr(row, column.name) for column in fields(misfires.Policy)}
     for name in columns.keys() & CHOICES.keys():
         columns[name] = CHOICES[name](columns[name])
     return _shared_policy(**columns)
@@ -474,7 +447,7 @@ class FirePlan:
     schedule: KnownSchedule
     watermark_at: datetime
     runs_count: int
-    choice: Choice
+    choice: misfires.Choice
 
 
 def decide_plan(tick: Tick, plan: FirePlan) -> None:
@@ -505,9 +478,9 @@ def decide_plan(tick: Tick, plan: FirePlan) -> None:
         ran += _run(tick, schedule, chosen, following)
     status, reason = None, ""
     if remaining is not None and ran >= remaining:
-        status, reason = RecurringStatus.CANCELLED, MAX_RUNS
+        status, reason = RecurringStatus.CANCELLED, misfires.MAX_RUNS
     elif choice.following is None:
-        status, reason = RecurringStatus.CANCELLED, ENDED
+        status, reason = RecurringStatus.CANCELLED, misfires.ENDED
     tick.moves.append(
         Move(
             schedule.pk,
@@ -523,7 +496,7 @@ def decide_plan(tick: Tick, plan: FirePlan) -> None:
 
 
 def _run(
-    tick: Tick, schedule: KnownSchedule, chosen: ChosenFire, following: PlannedRun | None
+    tick: Tick, schedule: KnownSchedule, chosen: misfires.ChosenFire, following: PlannedRun | None
 ) -> int:
     """Add the task of one fire time, or a ledger entry with the reason why it does not run.
 
@@ -545,7 +518,7 @@ def _run(
     overlap_key = template.overlap_key
     opened = tick.opened.setdefault(overlap_key, []) if overlap_key is not None else []
     all_missed = chosen.caught_up and schedule.policy.catch_up_mode == CatchUp.RUN_ALL_MISSED
-    verdict = decide(schedule.overlap, opened, caught_up=all_missed)
+    verdict = misfires.decide(schedule.overlap, opened, caught_up=all_missed)
     # The open task that prevents the run, by its overlap key or unique key.
     blocker = verdict.blocked_by
     if verdict.runs:
@@ -555,7 +528,7 @@ def _run(
         if blocker in freed and blocker not in {task.id for task in tick.new_tasks}:
             blocker = None
     if blocker is not None:
-        reason = f"{named(opened, blocker)} is open"
+        reason = f"{misfires.named(opened, blocker)} is open"
         return not_run(FireOutcome.SKIPPED_OVERLAP, reason, blocker)
     quota = tick.quotas.get(schedule.tenant_id)
     if quota is not None and not quota.take():
@@ -566,7 +539,7 @@ def _run(
     elif not schedule.jitter and not schedule.jitter_percent:
         start = planned.at
     else:
-        start = effective(
+        start = misfires.effective(
             planned,
             following.at if following else None,
             str(schedule.pk),
@@ -656,7 +629,7 @@ class PostponedSchedules:
 
 def head() -> datetime | None:
     """Return when the next schedule is due; one index lookup."""
-    rows = RecurringTask.objects.using(tables.database()).filter(next_run_at__isnull=False)
+    rows = schedule_cache.recurring().filter(next_run_at__isnull=False)
     first: datetime | None = (
         rows.order_by("next_run_at").values_list("next_run_at", flat=True).first()
     )
@@ -682,7 +655,7 @@ class DueSelection(NamedTuple):
 
     def rows(self) -> QuerySet[RecurringTask]:
         """Return the selected schedules, without the postponed ones and without ``limit``."""
-        due: QuerySet[RecurringTask] = RecurringTask.objects.using(tables.database()).due(self.now)
+        due: QuerySet[RecurringTask] = schedule_cache.recurring().due(self.now)
         if self.after is not None:
             due = due.filter(next_run_at__gt=self.after)
         if self.keys is not None:
@@ -794,7 +767,7 @@ def _locked_keys(keys: Sequence[uuid.UUID], now: datetime) -> list[DueState]:
         return []
     # By the primary key alone, as all operations lock schedules: by another index MariaDB would
     # deadlock with them.
-    rows = RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
+    rows = schedule_cache.recurring().filter(pk__in=keys).order_by("pk")
     queryset = tables.locked_for_change(rows, skip_locked=True)
     return [
         DueState._make(columns)
@@ -858,7 +831,7 @@ def _plans(tick: Tick, states: Sequence[DueState]) -> list[FirePlan]:
 
 
 def _plan(tick: Tick, state: DueState, known: KnownSchedule, watermark: datetime) -> FirePlan:
-    choice = choose(known.agenda, watermark, tick.now, known.policy)
+    choice = misfires.choose(known.agenda, watermark, tick.now, known.policy)
     tick.schedules[known.pk] = known
     return FirePlan(known, watermark, state.runs_count, choice)
 
@@ -868,12 +841,9 @@ def _key_owners(plans: Sequence[FirePlan]) -> dict[tuple[int, str | None], Any]:
     keys = {plan.schedule.template.unique_key for plan in plans if plan.choice.runs} - {None}
     if not keys:
         return {}
-    owners = (
-        tables.tasks()
-        .filter(open_unique_key__in=keys)
-        .values_list("tenant_id", "open_unique_key", "pk")
-    )
-    return {(tenant, key): task_id for tenant, key, task_id in owners}
+    owners = tables.tasks().filter(open_unique_key__in=keys)
+    rows = owners.values_list("tenant_id", "open_unique_key", "pk")
+    return {(tenant, key): task_id for tenant, key, task_id in rows}
 
 
 # Writes -------------------------------------------------------------------------------------------
@@ -897,7 +867,17 @@ def _write(tick: Tick) -> int:
     ids = {task.id for task in created}
     _replace([task_id for task_id in tick.replaced if task_id not in ids])
     if created and tick.alone:
-        created = [task for task in created if _insert_one(task)]
+        alone, created = created, list[NewTask]()
+        for task in alone:
+            try:
+                with tables.atomic():
+                    inserts.create_many([task])
+                created.append(task)
+            except IntegrityError as refused:
+                if not is_unique_violation(refused):
+                    raise
+                # Another task acquired one of its keys first.
+                ledger.refuse(*task.occurrence, shortened(str(refused), ledger.REASON_MAX))
     elif created:
         inserts.create_many(queued_if_due(created, tick.now, tick.windows))
     _replace([task_id for task_id in tick.replaced if task_id in ids])
@@ -906,7 +886,7 @@ def _write(tick: Tick) -> int:
         # Only created tasks are counted.
         moves, ran = [], Counter(task.recurring_task_id for task in created)
         for move in tick.moves:
-            if move.ran > ran[move.pk] and move.reason == MAX_RUNS:
+            if move.ran > ran[move.pk] and move.reason == misfires.MAX_RUNS:
                 move = replace(move, status=None, reason="", next_run_at=tick.now)
             ran_at = tick.now if ran[move.pk] else None
             moves.append(replace(move, ran=ran[move.pk], last_run_at=ran_at))
@@ -923,16 +903,3 @@ def _replace(stale: Sequence[Any]) -> None:
         endings.cancel(queryset, "REPLACED")
         endings.request_cancel(queryset, "REPLACED")
         edges.request_cancel_runs(workflow_runs().filter(pk__in=stale), "REPLACED")
-
-
-def _insert_one(task: NewTask) -> bool:
-    """Insert one task; if another one acquired one of its keys first, record that in the ledger."""
-    try:
-        with tables.atomic():
-            inserts.create_many([task])
-    except IntegrityError as refused:
-        if not is_unique_violation(refused):
-            raise
-        ledger.refuse(*task.occurrence, shortened(str(refused), ledger.REASON_MAX))
-        return False
-    return True

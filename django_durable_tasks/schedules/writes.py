@@ -38,7 +38,7 @@ from django_durable_tasks.models.fields import (
 )
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
 from django_durable_tasks.schedules.misfires import QUARANTINED
-from django_durable_tasks.schedules.schedule_cache import agenda_of, calendars_of
+from django_durable_tasks.schedules.schedule_cache import agenda_of, calendars_of, recurring
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
@@ -88,7 +88,7 @@ class Move:
 def insert(row: RecurringTask) -> None:
     """Insert a row. Raises IntegrityError if its name or key is taken."""
     row.encryption_key = stored_columns(row)["encryption_key"]
-    RecurringTask.objects.using(tables.database()).unguarded().bulk_create([row])
+    recurring().bulk_create([row])
     _audit(row, {})
     _notify_due(row)
 
@@ -98,11 +98,7 @@ def rewrite(row: RecurringTask) -> None:
 
     Raises TransitionRefused if the revision changed since the row was read.
     """
-    unchanged = (
-        RecurringTask.objects.using(tables.database())
-        .unguarded()
-        .filter(pk=row.pk, revision=row.revision)
-    )
+    unchanged = recurring().filter(pk=row.pk, revision=row.revision)
     before = _audited(unchanged.first()) if current_recorder() is not None else {}
     row.revision += 1
     stored = stored_columns(row)
@@ -154,9 +150,9 @@ def advance(moves: Sequence[Move]) -> None:
     for status, reason in {(move.status, move.reason) for move in moves if move.status is not None}:
         ended = [move for move in moves if (move.status, move.reason) == (status, reason)]
         unchanged = reduce(or_, (Q(pk=move.pk, revision=move.revision) for move in ended))
-        RecurringTask.objects.using(tables.database()).unguarded().active().filter(
-            unchanged
-        ).update(status=status, status_reason=reason, updated_at=DatabaseNow())
+        recurring().active().filter(unchanged).update(
+            status=status, status_reason=reason, updated_at=DatabaseNow()
+        )
 
 
 @verb
@@ -174,9 +170,7 @@ def _advance(moves: Sequence[Move]) -> None:
         last = [
             When(pk=move.pk, then=constant(move.last_run_at)) for move in bulk if move.last_run_at
         ]
-        RecurringTask.objects.using(tables.database()).unguarded().filter(
-            pk__in=[move.pk for move in bulk]
-        ).update(
+        recurring().filter(pk__in=[move.pk for move in bulk]).update(
             **columns,
             runs_count=F("runs_count") + Case(*ran, default=0),
             last_run_at=Case(*last, default=F("last_run_at")),
@@ -207,9 +201,7 @@ def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
     message = shortened(f"{type(error).__name__}: {error}", ERROR_MAX_BYTES)
     logger.error("Recurring task %s is paused, QUARANTINED: %s", pk, message)
     unchanged = {"pk": pk, "revision": revision}
-    RecurringTask.objects.using(tables.database()).unguarded().filter(**unchanged).exclude(
-        status=RecurringStatus.CANCELLED
-    ).update(
+    recurring().filter(**unchanged).exclude(status=RecurringStatus.CANCELLED).update(
         status=RecurringStatus.PAUSED,
         status_reason=QUARANTINED,
         error=message,
@@ -222,9 +214,7 @@ def quarantine(pk: uuid.UUID, revision: int, error: BaseException) -> None:
 
 def wake(pk: uuid.UUID, revision: int) -> None:
     """Set a paused, locked schedule whose ``paused_until`` has passed to ACTIVE."""
-    RecurringTask.objects.using(tables.database()).unguarded().paused().filter(
-        pk=pk, revision=revision
-    ).update(
+    recurring().paused().filter(pk=pk, revision=revision).update(
         status=RecurringStatus.ACTIVE,
         status_reason="",
         paused_at=None,
@@ -249,7 +239,7 @@ class ChangedFireTime:
 
 def computed_elsewhere() -> RecurringTaskQuerySet:
     """Return the active schedules whose next fire time was computed with another tzdata release."""
-    rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).active()
+    rows: RecurringTaskQuerySet = recurring().active()
     return (
         rows.filter(next_run_at__isnull=False)
         .exclude(tzdata_version=tzdata_version())
@@ -282,9 +272,7 @@ def recompute_fire_times(limit: int) -> int:
 
     def recompute(keys: list[uuid.UUID]) -> int:
         with tables.atomic():
-            selected = (
-                RecurringTask.objects.using(tables.database()).filter(pk__in=keys).order_by("pk")
-            )
+            selected = recurring().filter(pk__in=keys).order_by("pk")
             rows = list(selected.select_for_update(skip_locked=True))
             for moved in _compared(rows):
                 if moved.stored != moved.found:
@@ -339,7 +327,7 @@ _clock_isolation = Isolation[uuid.UUID]("recurring task")
 
 def processed_later(now: datetime, tolerance: float) -> RecurringTaskQuerySet:
     """Return the schedules that were processed later than ``now`` plus ``tolerance`` seconds."""
-    rows: RecurringTaskQuerySet = RecurringTask.objects.using(tables.database()).filter(
+    rows: RecurringTaskQuerySet = recurring().filter(
         watermark_at__gt=now + timedelta(seconds=tolerance)
     )
     return rows.exclude(status=RecurringStatus.CANCELLED).order_by("pk")

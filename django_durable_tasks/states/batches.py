@@ -20,19 +20,9 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow, StatementTime, constant
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.states import attempt_log
+from django_durable_tasks.states import attempt_log, guarded_update
 from django_durable_tasks.states.claims import RUN_COLUMNS, run_of, started_runs
 from django_durable_tasks.states.endings import expire
-from django_durable_tasks.states.guarded_update import (
-    CLOSED,
-    NO_OWNER,
-    Pair,
-    announce,
-    locked,
-    matches_epochs,
-    move,
-    transaction_of_successes,
-)
 from django_durable_tasks.states.inserts import encrypted_result, key_after
 from django_durable_tasks.states.runs import start_writes
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
@@ -96,7 +86,7 @@ def _take_due_in_one_statement(
     if late:
         expire(tasks().filter(pk__in=late, expires_at__lte=NOW), len(late))
     started = [run_of(row) for row in rows if row[run_id] is not None]
-    announce("take", Status.RUNNING, [run.task_id for run in started])
+    guarded_update.announce("take", Status.RUNNING, [run.task_id for run in started])
     return started
 
 
@@ -128,14 +118,16 @@ def take(
     ``lease`` is in seconds.
     """
     with atomic():
-        pairs = _in_time(locked(queryset.filter(status=Status.PENDING), len(run_ids)))
+        pairs = _in_time(
+            guarded_update.locked(queryset.filter(status=Status.PENDING), len(run_ids))
+        )
         whens = (
             When(pk=task_id, then=Value(run_id))
             for (task_id, _), run_id in zip(pairs, run_ids, strict=False)
         )
         run_id_of_task = Case(*whens, default=None)
         # ready_at first: MySQL and MariaDB evaluate the assignments from left to right.
-        moved = move(
+        moved = guarded_update.move(
             "take",
             pairs,
             Status.RUNNING,
@@ -151,18 +143,18 @@ def take(
         return started_runs(started.order_by("-priority", "ready_at", "id"))
 
 
-def _in_time(pairs: Sequence[Pair]) -> list[Pair]:
+def _in_time(pairs: Sequence[guarded_update.Pair]) -> list[guarded_update.Pair]:
     """Return the locked tasks that have not expired; set the others to EXPIRED."""
     expired = tasks().filter(pk__in=[task_id for task_id, _ in pairs], expires_at__lte=NOW)
     late = set(expired.values_list("pk", flat=True)) if pairs else set()
     if not late:
         return list(pairs)
-    move(
+    guarded_update.move(
         "expire",
         [pair for pair in pairs if pair[0] in late],
         Status.EXPIRED,
         reason="EXPIRED",
-        **CLOSED,
+        **guarded_update.CLOSED,
     )
     return [pair for pair in pairs if pair[0] not in late]
 
@@ -171,14 +163,14 @@ def succeed_many(successes: Sequence[Success], worker: str) -> set[uuid.UUID]:
     """RUNNING to SUCCESS for these runs, with log entries and ending events; return the run ids of
     those that were accepted. The others were fenced.
     """
-    with transaction_of_successes([success.run for success in successes]):
+    with guarded_update.transaction_of_successes([success.run for success in successes]):
         stored = [
             encrypted_result(success.result, success.run.tenant_id, success.run.task_id)
             for success in successes
         ]
         accepted = _succeed_many(successes, stored, worker)
         runs = [success.run for success in successes if success.run.run_id in accepted]
-        announce("succeed", Status.SUCCESS, [run.task_id for run in runs], runs)
+        guarded_update.announce("succeed", Status.SUCCESS, [run.task_id for run in runs], runs)
     return accepted
 
 
@@ -187,16 +179,30 @@ def _succeed_many(
     successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]], worker: str
 ) -> set[uuid.UUID]:
     with atomic():
-        pairs = locked(owned([success.run for success in successes]))
+        pairs = guarded_update.locked(owned([success.run for success in successes]))
         accepted = {task_id for task_id, _ in pairs}
-        running = tasks().filter(matches_epochs(pairs), status__standing=[Status.RUNNING])
+        results, keys, starts = list[When](), list[When](), list[When]()
+        for success, (result, key) in zip(successes, stored, strict=True):
+            task_id = success.run.task_id
+            start = success.run.started_at + timedelta(seconds=success.wait)
+            starts.append(When(pk=task_id, then=constant(start)))
+            if result is not None:
+                results.append(When(pk=task_id, then=Value(json.loads(result), JSONField())))
+            if key is not None:
+                keys.append(When(pk=task_id, then=key_after(key)))
+        new_keys = {"encryption_key": Case(*keys, default=F("encryption_key"))} if keys else {}
+        running = tasks().filter(
+            guarded_update.matches_epochs(pairs), status__standing=[Status.RUNNING]
+        )
         running.update(
             status=Status.SUCCESS,
             epoch=F("epoch") + 1,
             updated_at=DatabaseNow(),
             reason="",
-            **_written_results(successes, stored),
-            **CLOSED,
+            started_at=Case(*starts, default=F("started_at")),
+            result=Case(*results, default=None) if results else None,
+            **new_keys,
+            **guarded_update.CLOSED,
         )
         attempt_log.log_successes(
             [
@@ -235,29 +241,11 @@ def _unless_all_null(values: Sequence[str | None]) -> list[str | None] | None:
     return list(values) if any(value is not None for value in values) else None
 
 
-def _written_results(
-    successes: Sequence[Success], stored: Sequence[tuple[str | None, str | None]]
-) -> dict[str, Any]:
-    results, keys, starts = list[When](), list[When](), list[When]()
-    for success, (result, key) in zip(successes, stored, strict=True):
-        task_id = success.run.task_id
-        start = success.run.started_at + timedelta(seconds=success.wait)
-        starts.append(When(pk=task_id, then=constant(start)))
-        if result is not None:
-            results.append(When(pk=task_id, then=Value(json.loads(result), JSONField())))
-        if key is not None:
-            keys.append(When(pk=task_id, then=key_after(key)))
-    return {
-        "started_at": Case(*starts, default=F("started_at")),
-        "result": Case(*results, default=None) if results else None,
-        **({"encryption_key": Case(*keys, default=F("encryption_key"))} if keys else {}),
-    }
-
-
 def owned(runs: Sequence[Run]) -> TaskQuerySet:
     """Return the tasks that these runs still own."""
     rows = tasks().filter(
-        matches_epochs((run.task_id, run.epoch) for run in runs), status__standing=[Status.RUNNING]
+        guarded_update.matches_epochs((run.task_id, run.epoch) for run in runs),
+        status__standing=[Status.RUNNING],
     )
     return rows.filter(run_id__in=[run.run_id for run in runs])
 
@@ -270,8 +258,8 @@ def undo_starts(runs: Sequence[Run]) -> int:
     decreases. Tasks whose cancellation was requested are left out.
     """
     with atomic():
-        pairs = locked(owned(runs).filter(cancel_requested_at__isnull=True))
-        writes: dict[str, Any] = {**NO_OWNER, "node": None}
-        return move(
+        pairs = guarded_update.locked(owned(runs).filter(cancel_requested_at__isnull=True))
+        writes: dict[str, Any] = {**guarded_update.NO_OWNER, "node": None}
+        return guarded_update.move(
             "undo_start", pairs, Status.PENDING, due_at=Coalesce(F("ready_at"), NOW), **writes
         )

@@ -32,19 +32,11 @@ from django_durable_tasks.states.guarded_update import (
     move,
 )
 from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
-from django_durable_tasks.store.tables import (
-    NOW,
-    atomic,
-    callers_transaction,
-    database,
-    locked_for_change,
-    read,
-    tasks,
-)
 
-_DUE: Any = Case(When(run_at__gt=NOW, then=F("run_at")), default=NOW)
+_DUE: Any = Case(When(run_at__gt=tables.NOW, then=F("run_at")), default=tables.NOW)
 
 
 def _by_row(values: Mapping[uuid.UUID, Any]) -> Case:
@@ -60,8 +52,8 @@ def lock_rows(ids: Sequence[uuid.UUID], *, even_running: bool = False) -> dict[u
     read without a lock, unless ``even_running``. ``read_at`` of each row is the time of the
     database when it read the row.
     """
-    if even_running or not callers_transaction():
-        return {row.pk: row for row in locked_for_change(_rows(ids))}
+    if even_running or not tables.callers_transaction():
+        return {row.pk: row for row in tables.locked_for_change(_rows(ids))}
     return _lock_idle(sorted(set(ids)))
 
 
@@ -74,15 +66,16 @@ def _lock_idle(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
     for _ in range(TRIES):
         rows = {row.pk: row for row in _rows(ids)}
         idle = [row.pk for row in rows.values() if row.status != Status.RUNNING]
-        with atomic():
+        with tables.atomic():
             # PostgreSQL also locks rows that started while the statement waited for their locks.
             # The rollback to the savepoint unlocks them.
             locked_rows = {
-                row.pk: row for row in locked_for_change(_rows(idle).filter(status__standing=IDLE))
+                row.pk: row
+                for row in tables.locked_for_change(_rows(idle).filter(status__standing=IDLE))
             }
             if len(locked_rows) == len(idle):
                 return rows | locked_rows
-            transaction.set_rollback(True, using=database())
+            transaction.set_rollback(True, using=tables.database())
     if len(ids) == 1:
         raise TransitionRefused(
             f"Task {ids[0]} was not locked after {TRIES} attempts because of concurrent updates;"
@@ -99,13 +92,13 @@ def lock_free(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Task]:
 
     Rows that other transactions have locked are left out.
     """
-    pairs = locked(tasks().filter(pk__in=list(ids)), len(ids))
+    pairs = locked(tables.tasks().filter(pk__in=list(ids)), len(ids))
     return {row.pk: row for row in _rows([task_id for task_id, _ in pairs])}
 
 
 def _rows(ids: Sequence[uuid.UUID]) -> TaskQuerySet:
     queryset: TaskQuerySet = (
-        tasks()
+        tables.tasks()
         .filter(pk__in=sorted(ids))
         .order_by("pk")
         .defer("args", "kwargs", "result", "progress", "position")
@@ -165,7 +158,7 @@ def blocked_dependents(task_id: uuid.UUID, limit: int) -> list[BlockedDependent]
 def _blocked_dependents_in_one_statement(
     task_id: uuid.UUID, limit: int
 ) -> list[BlockedDependent] | None:
-    rows = read(sql("below"), {"id": task_id, "limit": limit})
+    rows = tables.read(sql("below"), {"id": task_id, "limit": limit})
     return [BlockedDependent._make(row) for row in rows]
 
 
@@ -186,10 +179,10 @@ def release_met(
 def _release_met_in_one_statement(
     events: Sequence[int], limit: int, queues: Sequence[str], limited: Sequence[str], wait: float
 ) -> Released | None:
-    alone = not connections[database()].in_atomic_block
+    alone = not connections[tables.database()].in_atomic_block
     parameters = {"events": list(events), "limit": limit, "wait": wait, "alone": alone}
     parameters |= {"open": list(queues), "limited": list(limited)}
-    rows = read(sql("resolve_endings"), parameters)
+    rows = tables.read(sql("resolve_endings"), parameters)
     ((number, more, remaining, *_), *_) = rows
     # After the first four columns: the new status, and what a claim returns.
     released = [(row[4], ClaimedTask._make(row[5:])) for row in rows if row[4] is not None]
@@ -204,7 +197,7 @@ def _release_met_in_one_statement(
 
 def block(queryset: TaskQuerySet) -> list[uuid.UUID]:
     """PENDING to BLOCKED, because the task got one more dependency; return the locked ids."""
-    with atomic():
+    with tables.atomic():
         pairs = locked(queryset.filter(status__in=TRANSITIONS["block"].sources))
         move("block", pairs, Status.BLOCKED, due_at=None, waiting_for_limit=None)
     return [task_id for task_id, _ in pairs]
@@ -233,10 +226,10 @@ def fail_blocked(
 
 def force_run(queryset: TaskQuerySet, reason: str) -> list[uuid.UUID]:
     """BLOCKED or SKIPPED to PENDING, due now, although the join is not met; return the ids."""
-    with atomic():
+    with tables.atomic():
         pairs = locked(queryset.filter(status__in=TRANSITIONS["force_run"].sources))
         writes = {**REOPENED, "reason": reason, "unresolved_dependencies_count": 0}
-        move("force_run", pairs, Status.PENDING, due_at=NOW, **writes)
+        move("force_run", pairs, Status.PENDING, due_at=tables.NOW, **writes)
     return [task_id for task_id, _ in pairs]
 
 
@@ -259,14 +252,14 @@ def set_needed(needed: Mapping[uuid.UUID, int]) -> None:
     for task_id, number in needed.items():
         by_number.setdefault(number, []).append(task_id)
     for number, ids in sorted(by_number.items()):
-        tasks().filter(pk__in=ids).update(unresolved_dependencies_count=number)
+        tables.tasks().filter(pk__in=ids).update(unresolved_dependencies_count=number)
 
 
 def mark_upstreams(ids: Sequence[uuid.UUID]) -> None:
     """Set ``has_dependents`` on these locked rows, so that their endings insert ending events."""
-    tasks().filter(pk__in=list(ids), has_dependents=False).update(has_dependents=True)
+    tables.tasks().filter(pk__in=list(ids), has_dependents=False).update(has_dependents=True)
 
 
 def blame(causes: Mapping[uuid.UUID, uuid.UUID]) -> None:
     """Write another cause to locked rows whose status does not change."""
-    tasks().filter(pk__in=list(causes)).update(cause=_by_row(causes))
+    tables.tasks().filter(pk__in=list(causes)).update(cause=_by_row(causes))

@@ -23,21 +23,10 @@ from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.signals import tasks_transitioned
-from django_durable_tasks.states.attempt_log import (
-    LOGGED,
-    ended_without_attempt,
-    insert_ending_events,
-    insert_return_events,
-)
+from django_durable_tasks.states import attempt_log
 from django_durable_tasks.states.machine import TRANSITIONS
+from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
-from django_durable_tasks.store.tables import (
-    atomic,
-    callers_transaction,
-    database,
-    locked_for_change,
-    tasks,
-)
 from django_durable_tasks.task_values import Run
 
 # Records which tasks an operation changes, and their status before it.
@@ -158,7 +147,7 @@ RECORDERS: dict[str, Recorder] = {}
 def transaction_of_successes(runs: Sequence[Run]) -> AbstractContextManager[Any]:
     """Return a transaction for the successes of runs, if a recorder may record one."""
     is_needed = any(recorder.needs_transaction(runs) for recorder in RECORDERS.values())
-    return atomic() if is_needed else nullcontext()
+    return tables.atomic() if is_needed else nullcontext()
 
 
 def announce(
@@ -174,7 +163,7 @@ def announce(
         return
     for recorder in RECORDERS.values():
         recorder.record(transition, status, task_ids, succeeded)
-    if not has_receivers():
+    if not tasks_transitioned.has_listeners(Task):
         return
     database = conf.settings().DATABASE
     connection = connections[database]
@@ -203,11 +192,6 @@ def announce(
             "A receiver of tasks_transitioned failed for %s; its writes were rolled back.",
             transition,
         )
-
-
-def has_receivers() -> bool:
-    """Return whether ``tasks_transitioned`` has receivers."""
-    return bool(tasks_transitioned.has_listeners(Task))
 
 
 # The other modules of this package call ``locked`` and ``move``.
@@ -284,18 +268,11 @@ def locked(queryset: TaskQuerySet, limit: int | None = None) -> list[Pair]:
     """
     if limit is not None:
         return sorted(first_locked(queryset, limit))
-    if callers_transaction():
-        return _locked_as_found(queryset)
-    return _lock(queryset, list(queryset.values_list("pk", flat=True)))
-
-
-def _locked_as_found(queryset: TaskQuerySet) -> list[Pair]:
-    """Lock rows in a transaction that the caller opened, except those that start meanwhile.
-
-    If a row starts during each of TRIES attempts, the rows are locked in pages of PART rows. If a
-    row of a page starts, the rows of this page are locked one by one. The number of statements is
-    therefore bounded, and no row that starts meanwhile stays locked.
-    """
+    if not tables.callers_transaction():
+        return _lock(queryset, list(queryset.values_list("pk", flat=True)))
+    # If a row starts during each of TRIES attempts, the rows are locked in pages of PART rows. If a
+    # row of a page starts, the rows of this page are locked one by one. The number of statements is
+    # therefore bounded, and no row that starts meanwhile stays locked.
     seen = dict[uuid.UUID, str]()
     for _ in range(TRIES):
         seen = dict(queryset.order_by("pk").values_list("pk", "status"))
@@ -322,12 +299,14 @@ def _lock_all(queryset: TaskQuerySet, seen: Mapping[uuid.UUID, str]) -> list[Pai
     savepoint unlocks it. InnoDB unlocks rows that its statement does not match, unless it had to
     wait for the lock.
     """
-    with atomic():
+    with tables.atomic():
         statuses = IDLE | set(seen.values())
-        rows = tasks().filter(pk__in=list(seen), status__standing=statuses).order_by("pk")
-        locked_ids = set(locked_for_change(rows).values_list("pk", flat=True)) if seen else set()
+        rows = tables.tasks().filter(pk__in=list(seen), status__standing=statuses).order_by("pk")
+        locked_ids = (
+            set(tables.locked_for_change(rows).values_list("pk", flat=True)) if seen else set()
+        )
         if len(locked_ids) < len(seen):
-            transaction.set_rollback(True, using=database())
+            transaction.set_rollback(True, using=tables.database())
             return None
         matching = queryset if _lists_keys(queryset) else queryset.filter(pk__in=locked_ids)
         return (
@@ -361,7 +340,7 @@ def _first_locked_in_one_statement(queryset: TaskQuerySet, limit: int) -> list[P
     """Lock and limit by one statement, so that rows locked by others do not count towards the
     limit.
     """
-    free = locked_for_change(queryset, skip_locked=True)
+    free = tables.locked_for_change(queryset, skip_locked=True)
     return list(free.values_list("pk", "epoch")[:limit])
 
 
@@ -373,7 +352,7 @@ def _lock(
         return []
     whole = not skip_locked and _lists_keys(queryset)
     matching = (queryset if whole else queryset.filter(pk__in=task_ids)).order_by("pk")
-    locked_rows = locked_for_change(matching, skip_locked=skip_locked)
+    locked_rows = tables.locked_for_change(matching, skip_locked=skip_locked)
     return list(locked_rows.values_list("pk", "epoch"))
 
 
@@ -386,8 +365,8 @@ def _lock_by_primary_key(
     """
     if not task_ids:
         return []
-    rows = tasks().filter(pk__in=task_ids).order_by("pk")
-    locked_rows = locked_for_change(rows, skip_locked=skip_locked)
+    rows = tables.tasks().filter(pk__in=task_ids).order_by("pk")
+    locked_rows = tables.locked_for_change(rows, skip_locked=skip_locked)
     keys = list(locked_rows.values_list("pk", flat=True))
     whole = not skip_locked and _lists_keys(queryset)
     matching = (queryset if whole else queryset.filter(pk__in=task_ids)).order_by("pk")
@@ -407,18 +386,18 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
     touch(ids)
     replayed = []
     if sources & TERMINAL:
-        ended = tasks().filter(pk__in=ids, status__in=TERMINAL, workflow__isnull=False)
+        ended = tables.tasks().filter(pk__in=ids, status__in=TERMINAL, workflow__isnull=False)
         replayed = list(ended.values_list("pk", "epoch", "workflow_id", "status"))
     changed = (
-        tasks()
+        tables.tasks()
         .filter(matches_epochs(pairs), status__standing=sources)
         .update(status=status, epoch=F("epoch") + 1, updated_at=DatabaseNow(), **writes)
     )
-    insert_return_events(replayed)
+    attempt_log.insert_return_events(replayed)
     if status in TERMINAL:
         record_endings(ids, status)
-        if name not in LOGGED:
-            ended_without_attempt.send(Task, task_ids=ids, status=status)
+        if name not in attempt_log.LOGGED:
+            attempt_log.ended_without_attempt.send(Task, task_ids=ids, status=status)
     elif status == Status.PENDING and name != "return_to_pending" and "due_at" in writes:
         # A task that is returned to PENDING wakes no scheduler. Otherwise a task that a limit
         # refuses would be claimed and returned in an endless loop.
@@ -429,17 +408,17 @@ def move(name: str, pairs: Sequence[tuple[uuid.UUID, int]], status: Status, **wr
 
 def record_endings(ids: Sequence[uuid.UUID], status: Status) -> None:
     """Insert the ending events of these tasks, and wake the leader if there are any."""
-    if insert_ending_events(ids, status):
+    if attempt_log.insert_ending_events(ids, status):
         ports.due.leader_work()
 
 
 def write_running(queryset: TaskQuerySet, **writes: Any) -> int:
     """Write columns other than the status to RUNNING rows; return how many."""
-    with atomic():
+    with tables.atomic():
         pairs = locked(queryset.filter(status=Status.RUNNING))
         observe([task_id for task_id, _ in pairs])
         return (
-            tasks()
+            tables.tasks()
             .filter(matches_epochs(pairs), status__standing=[Status.RUNNING])
             .update(**writes)
         )

@@ -14,17 +14,8 @@ from typing import Any
 from django.db import IntegrityError, connections
 from django.db.models import NOT_PROVIDED, Case, Expression, F, JSONField, Q, Value, When
 
-from django_durable_tasks import conf, ports
+from django_durable_tasks import conf, encryption, ports
 from django_durable_tasks.choices import OPEN, Status
-from django_durable_tasks.encryption import (
-    MARK,
-    MIXED,
-    EncryptedValue,
-    StorageLocation,
-    current_key_id,
-    encrypted,
-    stored_value,
-)
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import TASK_TABLE, DatabaseNow, constant
 from django_durable_tasks.models.tasks import TaskQuerySet
@@ -64,17 +55,17 @@ from django_durable_tasks.task_values import PER_CALL, PER_OCCURRENCE, NewTask
 _EMPTY = ("[]", "{}")
 
 
-def place(tenant_id: int, column: str, task_id: uuid.UUID) -> StorageLocation:
+def place(tenant_id: int, column: str, task_id: uuid.UUID) -> encryption.StorageLocation:
     """Return where a column of a task is stored."""
-    return StorageLocation(tenant_id, TASK_TABLE, column, str(task_id))
+    return encryption.StorageLocation(tenant_id, TASK_TABLE, column, str(task_id))
 
 
 def encrypted_task(task: NewTask) -> NewTask:
     """Return a new task with encrypted arguments; the same one if nothing is encrypted."""
-    key = current_key_id()
+    key = encryption.current_key_id()
     if key is None:
-        if MARK in task.kwargs:
-            encrypted(json.loads(task.kwargs), place(task.tenant_id, "kwargs", task.id))
+        if encryption.MARK in task.kwargs:
+            encryption.encrypted(json.loads(task.kwargs), place(task.tenant_id, "kwargs", task.id))
         return task
     if task.encryption_key is not None or (task.args in _EMPTY and task.kwargs in _EMPTY):
         return task
@@ -85,9 +76,11 @@ def encrypted_task(task: NewTask) -> NewTask:
     )
 
 
-def _encrypted_text(text: str, where: StorageLocation) -> str:
-    value = encrypted(json.loads(text), where)
-    return json.dumps(dict(value.envelope)) if isinstance(value, EncryptedValue) else text
+def _encrypted_text(text: str, where: encryption.StorageLocation) -> str:
+    value = encryption.encrypted(json.loads(text), where)
+    return (
+        json.dumps(dict(value.envelope)) if isinstance(value, encryption.EncryptedValue) else text
+    )
 
 
 def encrypted_result(
@@ -96,11 +89,11 @@ def encrypted_result(
     """Return the JSON text to store, and the id of its key; the text itself and None if it is not
     encrypted.
     """
-    key = current_key_id()
+    key = encryption.current_key_id()
     if key is None or result is None:
         return result, None
-    value = encrypted(json.loads(result), place(tenant_id, column, task_id))
-    if not isinstance(value, EncryptedValue):
+    value = encryption.encrypted(json.loads(result), place(tenant_id, column, task_id))
+    if not isinstance(value, encryption.EncryptedValue):
         return result, None
     return json.dumps(dict(value.envelope)), key
 
@@ -108,17 +101,17 @@ def encrypted_result(
 def encrypted_changes(ids: Sequence[uuid.UUID], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes of an UPDATE of these tasks with encrypted arguments, and the key id."""
     names = [name for name in ("args", "kwargs") if name in changes]
-    key = current_key_id()
+    key = encryption.current_key_id()
     if not names or key is None:
         return dict(changes)
     tenants = dict(tasks().filter(pk__in=list(ids)).values_list("pk", "tenant_id"))
     columns = dict(changes)
     for name in names:
         values = {
-            task_id: encrypted(changes[name], place(tenant_id, name, task_id))
+            task_id: encryption.encrypted(changes[name], place(tenant_id, name, task_id))
             for task_id, tenant_id in tenants.items()
         }
-        if any(isinstance(value, EncryptedValue) for value in values.values()):
+        if any(isinstance(value, encryption.EncryptedValue) for value in values.values()):
             columns[name] = Case(
                 *(
                     When(pk=task_id, then=Value(dict(value.envelope), JSONField()))
@@ -134,7 +127,7 @@ def key_after(key: str) -> Case:
     of the row have another key, so that a rotation finds it.
     """
     same = Q(encryption_key__isnull=True) | Q(encryption_key=key)
-    return Case(When(same, then=Value(key)), default=Value(MIXED))
+    return Case(When(same, then=Value(key)), default=Value(encryption.MIXED))
 
 
 # Converts new tasks to ORM objects, and to the parameters of the SQL forms of bulk INSERTs.
@@ -230,7 +223,7 @@ def _values_of(task: NewTask, start: Any) -> dict[str, Any]:
 def _stored(task: NewTask, text: str) -> Any:
     """Return the value of a JSON text; an EncryptedValue if the task was encrypted."""
     value = json.loads(text)
-    return value if task.encryption_key is None else stored_value(value) or value
+    return value if task.encryption_key is None else encryption.stored_value(value) or value
 
 
 # New tasks as rows in the binary format of PostgreSQL's COPY.
@@ -267,7 +260,11 @@ def rows_of(tasks: Sequence[NewTask], now: datetime) -> bytes:
         if task[PER_CALL:] != shared:
             shared, group = task[PER_CALL:], task[PER_CALL:PER_OCCURRENCE]
             if group not in ends:
-                ends[group] = _shared_columns(task, now)
+                # The columns in which neither the tasks of one bulk call nor the occurrences of
+                # schedules of one task differ.
+                values = [getattr(task, name) for name in _SHARED]
+                values += [task.expected_duration, task.unresolved, task.key, now, now]
+                ends[group] = b"".join(map(copied, values, _shared_types()))
             end = _own_columns(task, now) + ends[group]
         args, kwargs, limit_key = task.args.encode(), task.kwargs.encode(), task.limit_key
         rows += (
@@ -313,15 +310,6 @@ def _instant(value: datetime | None) -> bytes:
 
 def _text_field(value: str | None) -> bytes:
     return NULL if value is None else copied(value, "text")
-
-
-def _shared_columns(task: NewTask, now: datetime) -> bytes:
-    """Return the columns in which neither the tasks of one bulk call nor the occurrences of
-    schedules of one task differ.
-    """
-    values = [getattr(task, name) for name in _SHARED]
-    values += [task.expected_duration, task.unresolved, task.key, now, now]
-    return b"".join(map(copied, values, _shared_types()))
 
 
 @functools.cache
@@ -380,7 +368,7 @@ def _can_create_with_answer() -> bool:
     return (
         not connection.in_atomic_block
         and connection.get_autocommit()
-        and current_key_id() is None
+        and encryption.current_key_id() is None
         and not tasks_transitioned.has_listeners(Task)
     )
 

@@ -1,4 +1,6 @@
-"""The database's clock: read, estimated between two reads, and watched for steps."""
+"""The clock of the host, and that of the database: read, estimated between two reads, and watched
+for steps.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,21 @@ from django.db import Error, connections
 from django.db.models import ExpressionWrapper
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models.fields import DatabaseNow, InstantField, instant
 from django_durable_tasks.store.connections import dedicated_connection, in_transaction, on_sqlite
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, sql, verb
+
+# The clock of the host: for estimates, texts and SQLite. The database's clock decides what is due.
+
+
+travelled = timedelta()
+"""How far ``testing.travel`` has moved this clock; zero outside of tests."""
+
+
+def host_now() -> datetime:
+    """Return the current time in UTC; ``timezone.now()`` has no zone with ``USE_TZ = False``."""
+    return datetime.now(UTC) + travelled
+
 
 # The database's clock, or the host's clock on SQLite.
 #

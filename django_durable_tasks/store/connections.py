@@ -24,7 +24,7 @@ from django.utils.module_loading import import_string
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.idle_pool import IdlePool
+from django_durable_tasks.server_connections import IdlePool
 from django_durable_tasks.store.dialects import text
 
 # Decodes jsonb values in PostgreSQL's binary format in a quarter of psycopg's time.
@@ -296,7 +296,10 @@ def savepoint_of_test() -> Iterator[None]:
             # The savepoint of a block that was not left ends before this one (roll_back_left).
             if not _is_of_test(connection) or len(connection.atomic_blocks) != blocks:
                 continue
-            if connection.needs_rollback or _is_aborted(connection):
+            if connection.needs_rollback or (
+                connection.vendor == "postgresql"
+                and connection.connection.info.transaction_status == _IN_ERROR
+            ):
                 broken.append(connection.alias)
                 connection.needs_rollback = False
                 connection.savepoint_rollback(savepoint)
@@ -313,12 +316,6 @@ def savepoint_of_test() -> Iterator[None]:
 def _is_of_test(connection: Any) -> bool:
     blocks = connection.atomic_blocks
     return bool(blocks) and blocks[0]._from_testcase and connection.connection is not None
-
-
-def _is_aborted(connection: Any) -> bool:
-    if connection.vendor != "postgresql":
-        return False
-    return bool(connection.connection.info.transaction_status == _IN_ERROR)
 
 
 class _Places:

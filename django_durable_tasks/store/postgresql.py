@@ -121,27 +121,15 @@ def microseconds(value: datetime) -> int:
     return (value - _EPOCH) // _MICROSECOND
 
 
-def _timestamp(value: datetime) -> bytes:
-    return _bigint(microseconds(value))
-
-
-def _seconds(value: float) -> bytes:
-    return _interval(timedelta(seconds=value) // _MICROSECOND, 0, 0)
-
-
-def _json(value: str) -> bytes:
-    return b"\x01" + value.encode()
-
-
 _FORMATS: Mapping[str, Callable[[Any], bytes]] = {
     "bigint": _bigint,
     "boolean": Struct(">?").pack,
     "integer": Struct(">i").pack,
-    "interval": _seconds,
-    "jsonb": _json,
+    "interval": lambda value: _interval(timedelta(seconds=value) // _MICROSECOND, 0, 0),
+    "jsonb": lambda value: b"\x01" + value.encode(),
     "smallint": Struct(">h").pack,
     "text": str.encode,
-    "timestamptz": _timestamp,
+    "timestamptz": lambda value: _bigint(microseconds(value)),
     "uuid": attrgetter("bytes"),
 }
 

@@ -223,34 +223,30 @@ def parsed_url(text: object) -> TargetUrl:
     authority_match = _AUTHORITY.fullmatch(authority)
     if authority_match is None:
         raise InvalidTarget(f"url: {authority[:100]!r} is not a host name with an optional port.")
-    host, port = _host(authority_match[1]), authority_match[2] or str(_PORTS[scheme])
+    name, port = authority_match[1], authority_match[2] or str(_PORTS[scheme])
+    if name.startswith("["):
+        literal = parsed_address(name[1:-1])
+        if literal is None or literal.version != 6:
+            raise InvalidTarget(f"url: {name[:100]} is not an IPv6 address.")
+        host = str(literal)
+    else:
+        host = name.lower().removesuffix(".")
+        if not host.isascii():
+            raise InvalidTarget("url: write the host name in its ASCII form (xn--...).")
+        labels, literal = host.split("."), parsed_address(host)
+        if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+            raise InvalidTarget(f"url: {name[:100]!r} is not a host name.")
+        if _NUMERIC.fullmatch(labels[-1]) and literal is None:
+            raise InvalidTarget(
+                f"url: {name[:100]!r} is a number: write an IPv4 address as four decimal numbers."
+            )
     if len(port) > 5 or not 0 < int(port) < 65_536:
         raise InvalidTarget(f"url: the port {port[:20]} is not between 1 and 65535.")
     try:
         path = quote(path_text if path_text.startswith("/") else f"/{path_text}", safe=_SAFE)
     except UnicodeEncodeError:
         raise InvalidTarget("url contains a lone surrogate, which is not UTF-8.") from None
-    literal = parsed_address(host)
     return TargetUrl(scheme=scheme, host=host, port=int(port), path=path, literal=literal)
-
-
-def _host(text: str) -> str:
-    if text.startswith("["):
-        address = parsed_address(text[1:-1])
-        if address is None or address.version != 6:
-            raise InvalidTarget(f"url: {text[:100]} is not an IPv6 address.")
-        return str(address)
-    host = text.lower().removesuffix(".")
-    if not host.isascii():
-        raise InvalidTarget("url: write the host name in its ASCII form (xn--...).")
-    labels = host.split(".")
-    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise InvalidTarget(f"url: {text[:100]!r} is not a host name.")
-    if _NUMERIC.fullmatch(labels[-1]) and parsed_address(host) is None:
-        raise InvalidTarget(
-            f"url: {text[:100]!r} is a number: write an IPv4 address as four decimal numbers."
-        )
-    return host
 
 
 # The hosts, ports and addresses that requests to outside servers may reach: HTTP_PORTS and

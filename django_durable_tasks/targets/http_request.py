@@ -428,6 +428,20 @@ def http_request(
         raise InvalidTarget(
             f"body: a {method} request has none; put the data into the URL.", option="body"
         )
+    timeout = arguments.get("timeout")
+    if timeout is None:
+        timeout = limits.timeout
+    elif (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, int | float)
+        or not math.isfinite(timeout)
+    ):
+        raise InvalidTarget.of("timeout", timeout, "give seconds.")
+    elif not _SHORTEST_TIMEOUT <= timeout <= TIMEOUT_MAX:
+        raise InvalidTarget(
+            f"timeout={timeout:g}: give {_SHORTEST_TIMEOUT:g} to {TIMEOUT_MAX:g} seconds.",
+            option="timeout",
+        )
     if body is not None and "content-type" not in {name.lower() for name in headers}:
         headers["Content-Type"] = "application/json"
     return HttpRequest(
@@ -435,7 +449,7 @@ def http_request(
         url=url,
         headers=headers,
         body=(body_text(body) or "").encode(),
-        timeout=_timeout(arguments.get("timeout"), limits),
+        timeout=float(timeout),
         retried=checked_statuses(arguments.get("retry_on"), arguments.get("no_retry_on")),
         endpoint=_endpoint(url, arguments.get("endpoint"), is_setting),
     )
@@ -494,19 +508,6 @@ def stored_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "body" not in arguments:
         return dict(arguments)
     return {**arguments, "body": body_text(arguments["body"])}
-
-
-def _timeout(value: object, limits: HttpLimits) -> float:
-    if value is None:
-        return limits.timeout
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidTarget.of("timeout", value, "give seconds.")
-    if not _SHORTEST_TIMEOUT <= value <= TIMEOUT_MAX:
-        raise InvalidTarget(
-            f"timeout={value:g}: give {_SHORTEST_TIMEOUT:g} to {TIMEOUT_MAX:g} seconds.",
-            option="timeout",
-        )
-    return float(value)
 
 
 def endpoint_key(tenant_id: int, arguments: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
@@ -212,7 +212,22 @@ def _inspect(value: Any, where: str, depth: int, room: _Room) -> None:
         if not math.isfinite(value):
             raise _Unfit(f"{where} is {value!r}, which is not JSON.")
     elif issubclass(kind, list | tuple | dict):
-        _inspect_container(value, where, depth, room)
+        if depth <= 0:
+            raise _Unfit(f"{where} is nested too deep: at most {JSON_MAX_DEPTH} levels.")
+        room.take(len(value))
+        is_object = issubclass(kind, dict)
+        if is_object and len(value) > _KEYS_MAX:
+            raise _Unfit(f"{where} has {len(value):,} keys, at most {_KEYS_MAX:,} are allowed.")
+        items: Iterable[tuple[Any, Any]] = value.items() if is_object else enumerate(value)
+        for key, item in items:
+            if is_object:
+                if not issubclass(type(key), str):
+                    raise _Unfit(
+                        f"{where} has the key {key!r}; JSON keys are strings.",
+                        "Pass {str(key): item for key, item in value.items()}",
+                    )
+                _inspect_text(key, f"a key of {where}", room)
+            _inspect(item, f"{where}[{key!r}]" if len(where) < 100 else where, depth - 1, room)
     else:
         article = "an" if kind.__name__[0] in "aeio" else "a"
         advice, annotation = _advice(value)
@@ -228,28 +243,6 @@ def _inspect_text(value: str, where: str, room: _Room) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise _Unfit(f"{where} holds a lone surrogate, which is not UTF-8.") from None
-
-
-def _inspect_container(
-    value: list[Any] | tuple[Any, ...] | dict[Any, Any], where: str, depth: int, room: _Room
-) -> None:
-    if depth <= 0:
-        raise _Unfit(f"{where} is nested too deep: at most {JSON_MAX_DEPTH} levels.")
-    room.take(len(value))
-    if issubclass(type(value), dict):
-        if len(value) > _KEYS_MAX:
-            raise _Unfit(f"{where} has {len(value):,} keys, at most {_KEYS_MAX:,} are allowed.")
-        for key, item in value.items():  # type: ignore[union-attr]
-            if not issubclass(type(key), str):
-                raise _Unfit(
-                    f"{where} has the key {key!r}; JSON keys are strings.",
-                    "Pass {str(key): item for key, item in value.items()}",
-                )
-            _inspect_text(key, f"a key of {where}", room)
-            _inspect(item, f"{where}[{key!r}]" if len(where) < 100 else where, depth - 1, room)
-    else:
-        for index, item in enumerate(value):
-            _inspect(item, f"{where}[{index}]" if len(where) < 100 else where, depth - 1, room)
 
 
 _ADVICE: tuple[tuple[str, str, str], ...] = (

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import TERMINAL, LogStatus, Status
@@ -21,7 +20,7 @@ from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, claims, endings
 from django_durable_tasks.states import runs as run_transitions
-from django_durable_tasks.states.claims import ClaimedTask, Unstarted
+from django_durable_tasks.states.claims import ClaimedTask
 from django_durable_tasks.states.machine import Budgets, EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -72,27 +71,10 @@ def open_run(
         refused = _refused_as_duplicate(task_id, epoch, unique_for, place, celery_id)
         if refused is not None:
             return refused
-    started = run_transitions.start(task_id, epoch, run_id or uuid.uuid4(), place, name)
-    if not isinstance(started, Run):
-        return _refusal_of(started, task_id, epoch, place)
-    return started._replace(celery_id=celery_id)
-
-
-def opened(task_id: uuid.UUID, run_id: uuid.UUID, celery_id: str) -> Run | None:
-    """Return the run that was started with this token, or None if there is none.
-
-    Called if the reply of the database to ``open_run`` was lost.
-    """
-    started = claims.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
-    return started[0]._replace(celery_id=celery_id) if started else None
-
-
-def _refusal_of(
-    row: Unstarted | None, task_id: uuid.UUID, epoch: int, place: RunLocation
-) -> Refusal:
-    """Return why a message starts nothing, and apply what follows from it. ``row``: what the row of
-    the task showed at the start.
-    """
+    row = run_transitions.start(task_id, epoch, run_id or uuid.uuid4(), place, name)
+    if isinstance(row, Run):
+        return row._replace(celery_id=celery_id)
+    # Nothing was started. The row shows why, and what follows from it.
     if row is None:
         return Refusal.MISSING
     if row.status != Status.QUEUED or row.epoch != epoch:
@@ -108,6 +90,15 @@ def _refusal_of(
         claims.return_to_pending(this, 0)
         return Refusal.PAUSED
     return Refusal.STALE
+
+
+def opened(task_id: uuid.UUID, run_id: uuid.UUID, celery_id: str) -> Run | None:
+    """Return the run that was started with this token, or None if there is none.
+
+    Called if the reply of the database to ``open_run`` was lost.
+    """
+    started = claims.started_runs(tables.tasks().running().filter(pk=task_id, run_id=run_id))
+    return started[0]._replace(celery_id=celery_id) if started else None
 
 
 def _refused_as_duplicate(
@@ -322,36 +313,11 @@ def _backoff(row: Task) -> float:
         return RetryPolicy().delay(row.failures + 1, random.random())
 
 
-def heartbeat(beats: Sequence[run_transitions.Beat]) -> dict[uuid.UUID, bool]:
-    """Renew the leases of runs; return those renewed, with whether their cancellation was
-    requested.
-
-    Runs whose rows other transactions have locked are left out. ``still_owned`` distinguishes them
-    from lost runs.
-    """
-    return run_transitions.heartbeat(beats)
-
-
-def write_progress(progress: Sequence[run_transitions.Progress]) -> set[uuid.UUID]:
-    """Write what runs have reported; return those whose rows were not locked."""
-    return run_transitions.write_progress(progress)
-
-
-def read_position(run: Run) -> tuple[bool, Any]:
-    """Return whether this run owns its task, and the position that the task has reached."""
-    return run_transitions.read_position(run)
-
-
-def write_position(run: Run, position: str, progress: str | None) -> bool:
-    """Write the position (JSON) and the progress of a run; return False if it does not own its
-    task.
-    """
-    return run_transitions.write_position(run, position, progress)
-
-
-def still_owned(beats: Sequence[run_transitions.Beat]) -> set[uuid.UUID]:
-    """Return which of these runs still own their tasks."""
-    return run_transitions.still_owned(beats)
+# What a worker writes and reads while a run lasts. Celery's side imports this module, and not the
+# transitions.
+heartbeat, still_owned = run_transitions.heartbeat, run_transitions.still_owned
+read_position, write_position = run_transitions.read_position, run_transitions.write_position
+write_progress = run_transitions.write_progress
 
 
 # Hands the capacity of an ended run to the next tasks that wait for it.

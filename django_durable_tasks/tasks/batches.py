@@ -253,41 +253,34 @@ def _take_within_limits(
     run_ids: Sequence[uuid.UUID],
     place: RunLocation,
 ) -> list[Run]:
-    with tables.atomic():
-        gate = admission.LimitAdmission(limit_config)
-        ids = _admitted(gate, queue, name, len(run_ids))
-        gate.close()
-        return batches.take(
-            tables.tasks().filter(pk__in=ids), run_ids[: len(ids)], place.node, place.lease
-        )
-
-
-def _admitted(
-    gate: admission.LimitAdmission, queue: str, name: str, number: int
-) -> list[uuid.UUID]:
-    """Lock at most ``number`` due tasks that the limits admit, and return their ids.
+    """Start due tasks that the limits admit.
 
     If some are refused, the refused ones among the next ``_AHEAD`` due tasks wait too, so that
     tasks of a full scope do not delay those behind them. At most ``_PASSES`` passes.
     """
-    admitted, now = list[uuid.UUID](), database_now()
-    for _ in range(_PASSES):
-        remaining = number - len(admitted)
-        due = batches.due_in_batch(queue, name, remaining, admitted)
-        # The rows are locked first, so that no other process spends rate-limit tokens for them.
-        # Another process may have started one since it was read. It then runs alone or later.
-        still_due = (
-            tables.tasks()
-            .waiting_for_batch()
-            .filter(pk__in=due, queue=queue, name=name, due_at__lte=tables.NOW)
-        )
-        locked = claims.locked_pending(still_due, len(due))
-        fit = gate.admit(sorted(_in_time(locked, now), key=due.index), now)
-        admitted += fit
-        if len(due) < remaining or len(fit) == remaining or gate.is_full(name, queue):
-            break
-        gate.refuse(batches.due_in_batch(queue, name, _AHEAD, admitted), now)
-    return admitted
+    with tables.atomic():
+        gate = admission.LimitAdmission(limit_config)
+        admitted, now = list[uuid.UUID](), database_now()
+        for _ in range(_PASSES):
+            remaining = len(run_ids) - len(admitted)
+            due = batches.due_in_batch(queue, name, remaining, admitted)
+            # The rows are locked first, so that no other process spends rate-limit tokens for
+            # them. Another process may have started one since it was read. It then runs alone or
+            # later.
+            still_due = (
+                tables.tasks()
+                .waiting_for_batch()
+                .filter(pk__in=due, queue=queue, name=name, due_at__lte=tables.NOW)
+            )
+            locked = claims.locked_pending(still_due, len(due))
+            fit = gate.admit(sorted(_in_time(locked, now), key=due.index), now)
+            admitted += fit
+            if len(due) < remaining or len(fit) == remaining or gate.is_full(name, queue):
+                break
+            gate.refuse(batches.due_in_batch(queue, name, _AHEAD, admitted), now)
+        gate.close()
+        queryset = tables.tasks().filter(pk__in=admitted)
+        return batches.take(queryset, run_ids[: len(admitted)], place.node, place.lease)
 
 
 def _in_time(ids: Sequence[uuid.UUID], now: datetime) -> list[uuid.UUID]:

@@ -26,10 +26,8 @@ from django_durable_tasks.choices import (
     TargetType,
     UniqueOnConflict,
 )
-from django_durable_tasks.dependencies import edit
+from django_durable_tasks.dependencies import edit, rules
 from django_durable_tasks.dependencies.edges import tally_of
-from django_durable_tasks.dependencies.joins import Join, edges_to, needed, needed_of
-from django_durable_tasks.dependencies.references import MASKED, REFERS
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     IdempotencyConflict,
@@ -37,7 +35,6 @@ from django_durable_tasks.exceptions import (
     TransitionRefused,
     UniqueConflict,
 )
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.limits.scopes import key_of, key_of_tenant
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RequestKind, Task
 from django_durable_tasks.models.tasks import new_task_id, new_task_ids
@@ -46,7 +43,7 @@ from django_durable_tasks.registry import Registered, bind
 from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import has_passed
+from django_durable_tasks.store.clock import has_passed, host_now
 from django_durable_tasks.store.commit_hooks import (
     FAST_PATH_MAX,
     messages_so_far,
@@ -116,7 +113,35 @@ class TaskTemplate:
         self._queue = options.queue or task.options.queue
         limited = key_of(task.options.rate_limit, task.options.max_concurrency) is not None
         self._has_limit_key = limited or task.target.endpoint is not None
-        self._shared = {"": _shared_values(task, options, stored)[PER_CALL:]}
+        # The values that do not depend on the arguments of a call.
+        defaults = task.options
+        shared = NewTask(
+            id=NO_ID,
+            args="[]",
+            kwargs="{}",
+            shard_key=0,
+            limit_key=None,
+            tenant_id=_tenant_id(options.tenant),
+            name=defaults.name,
+            queue="",
+            priority=defaults.priority if options.priority is None else options.priority,
+            max_attempts=options.max_attempts or defaults.max_attempts,
+            max_crashes=options.max_crashes or defaults.max_crashes,
+            on_orphan=str(options.on_orphan or defaults.on_orphan),
+            weight=options.weight or defaults.weight,
+            options=json.dumps(stored) if stored else None,
+            run_at=options.run_at,
+            expires_at=options.expires_at,
+            expires_in=defaults.expires_in if options.expires_in is None else options.expires_in,
+            expected_duration=options.expected_duration or defaults.expected_duration,
+            has_given_id=options.task_id is not None,
+            idempotency_key=options.idempotency_key,
+            key=options.key,
+            on_upstream_failure=options.on_upstream_failure or OnUpstreamFailure.SKIP.value,
+            target_type=task.target.type.value,
+            in_batch=defaults.batch is not None and options.fits_batch and not ports.eager(),
+        )
+        self._shared = {"": shared[PER_CALL:]}
         self._fixed: tuple[Any, ...] | None = None
         if not ports.routes_by_arguments(self._queue):
             self._fixed = self._shared_by(ports.queue_of(task.options.name, self._queue))
@@ -186,37 +211,6 @@ class TaskTemplate:
         return values
 
 
-def _shared_values(task: Registered, options: CallOptions, stored: Mapping[str, Any]) -> NewTask:
-    """Return a task with the values that do not depend on the arguments of a call."""
-    defaults = task.options
-    return NewTask(
-        id=NO_ID,
-        args="[]",
-        kwargs="{}",
-        shard_key=0,
-        limit_key=None,
-        tenant_id=_tenant_id(options.tenant),
-        name=defaults.name,
-        queue="",
-        priority=defaults.priority if options.priority is None else options.priority,
-        max_attempts=options.max_attempts or defaults.max_attempts,
-        max_crashes=options.max_crashes or defaults.max_crashes,
-        on_orphan=str(options.on_orphan or defaults.on_orphan),
-        weight=options.weight or defaults.weight,
-        options=json.dumps(stored) if stored else None,
-        run_at=options.run_at,
-        expires_at=options.expires_at,
-        expires_in=defaults.expires_in if options.expires_in is None else options.expires_in,
-        expected_duration=options.expected_duration or defaults.expected_duration,
-        has_given_id=options.task_id is not None,
-        idempotency_key=options.idempotency_key,
-        key=options.key,
-        on_upstream_failure=options.on_upstream_failure or OnUpstreamFailure.SKIP.value,
-        target_type=task.target.type.value,
-        in_batch=defaults.batch is not None and options.fits_batch and not ports.eager(),
-    )
-
-
 def step_template(
     task: Registered, options: CallOptions, *, refers: bool, hides_secrets: bool = False
 ) -> TaskTemplate:
@@ -228,7 +222,7 @@ def step_template(
     """
     stored = options.overrides()
     if refers:
-        stored = {**stored, REFERS: MASKED if hides_secrets else 1}
+        stored = {**stored, rules.REFERS: rules.MASKED if hides_secrets else 1}
     return TaskTemplate(task, options, stored)
 
 
@@ -271,7 +265,7 @@ def check_options(options: CallOptions, settings: conf.Settings) -> None:
             f"lease={options.lease:g}: give at least 2 x HEARTBEAT, {2 * settings.HEARTBEAT:g} s.",
             option="lease",
         )
-    if options.depends_on is None and options.join != Join.ALL:
+    if options.depends_on is None and options.join != rules.Join.ALL:
         raise InvalidOption(
             f"join={options.join!r} needs depends_on=..., the tasks that are meant.", option="join"
         )
@@ -499,14 +493,6 @@ def insert(task: NewTask) -> bool:
     return True
 
 
-def insert_row(task: NewTask) -> Task | None:
-    """Insert a task; return its row, or None, without a change, if one of its keys is taken."""
-    row = inserts.create_row(task)
-    if row is not None:
-        publish_new(task)
-    return row
-
-
 def insert_with_answer(task: NewTask, now: datetime, parameters: Mapping[str, Any]) -> bool:
     """Insert a task with the answer to its request; return False, without a change, if the
     Idempotency-Key is taken.
@@ -573,18 +559,16 @@ def first_calls(tenant_id: int, keys: Collection[str]) -> dict[str, Task]:
 
 def check_same_call(first: Task, task: NewTask, label: str) -> None:
     """Raise IdempotencyConflict if the first call was of another task or had other arguments."""
-    if first.name != task.name or not _same_arguments(first, task):
-        raise IdempotencyConflict(
-            f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
-        )
-
-
-def _same_arguments(first: Task, task: NewTask) -> bool:
-    args, kwargs = json.loads(task.args), json.loads(task.kwargs)
-    if current_actor().source != AuditSource.API:
-        return bool((first.args, first.kwargs) == (args, kwargs))
-    shown = masked_arguments(first.name, first.args, first.kwargs)
-    return shown == masked_arguments(first.name, args, kwargs)
+    if first.name == task.name:
+        before: Any = first.args, first.kwargs
+        now: Any = json.loads(task.args), json.loads(task.kwargs)
+        if current_actor().source == AuditSource.API:
+            before, now = masked_arguments(first.name, *before), masked_arguments(first.name, *now)
+        if before == now:
+            return
+    raise IdempotencyConflict(
+        f"{label} belongs to task {first.pk} ({first.name}) with other arguments."
+    )
 
 
 def acquire_unique(call: Call, task: NewTask, key: str) -> uuid.UUID:
@@ -737,9 +721,28 @@ def submit(call: Call) -> uuid.UUID:
     Without keys and dependencies this is one INSERT. Raises DurableTasksError before anything is
     written if the call is invalid.
     """
-    if call.options.depends_on is not None:
-        return _submit_waiting(call)
-    return _repeated(_create, call, planned(call))
+    if call.options.depends_on is None:
+        return _repeated(_create, call, planned(call))
+    planned_edges, task = rules.edges_to(call.options.depends_on), new_task(call)
+    with tables.atomic():
+        if task.key is not None:
+            edit.lock_tenant(task.tenant_id)
+        # The upstreams are locked first, so that no ending is missed.
+        upstreams = dependencies.lock_rows([*planned_edges, *key_owners(task)])
+        edit.check_upstreams(planned_edges.values(), upstreams, task.tenant_id)
+        new_edges = [
+            edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
+            for key, edge in planned_edges.items()
+        ]
+        join = rules.needed_of(call.options.join, len(planned_edges))
+        unresolved = rules.needed(join, tally_of(new_edges))
+        task = traced(task, [upstreams[key] for key in planned_edges])
+        task_id = _create(call, task.waiting_for(unresolved, join))
+        if task_id == task.id:
+            edit.insert_edges(new_edges, upstreams)
+        elif task.key is not None:
+            edit.link(task_id, planned_edges)
+    return task_id
 
 
 def planned(call: Call) -> NewTask:
@@ -781,35 +784,16 @@ def _with_taken_key(call: Call, task: NewTask) -> uuid.UUID:
     )
 
 
-def _submit_waiting(call: Call) -> uuid.UUID:
-    """Create a task with upstreams. These are locked first, so that no ending is missed."""
-    planned, task = edges_to(call.options.depends_on), new_task(call)
-    with tables.atomic():
-        if task.key is not None:
-            edit.lock_tenant(task.tenant_id)
-        upstreams = dependencies.lock_rows([*planned, *key_owners(task)])
-        edit.check_upstreams(planned.values(), upstreams, task.tenant_id)
-        new_edges = [
-            edit.new_edge(edge, task.id, upstreams[key], task.on_upstream_failure)
-            for key, edge in planned.items()
-        ]
-        join = needed_of(call.options.join, len(planned))
-        unresolved = needed(join, tally_of(new_edges))
-        task = traced(task, [upstreams[key] for key in planned])
-        task_id = _create(call, task.waiting_for(unresolved, join))
-        if task_id == task.id:
-            edit.insert_edges(new_edges, upstreams)
-        elif task.key is not None:
-            edit.link(task_id, planned)
-    return task_id
-
-
 def schedule(call: Call) -> Task:
     """Create the task as ``submit`` does; return the model instance."""
     if call.options.depends_on is None and call.options.key is None:
 
         def create_row(call: Call, task: NewTask) -> Task:
-            return insert_row(task) or tables.tasks().get(pk=_with_taken_key(call, task))
+            row = inserts.create_row(task)
+            if row is None:  # one of its keys is taken
+                return tables.tasks().get(pk=_with_taken_key(call, task))
+            publish_new(task)
+            return row
 
         return _repeated(create_row, call, planned(call))
     row: Task = tables.tasks().get(pk=submit(call))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -134,6 +135,7 @@ def explain(task: TaskSituation) -> list[Sentence]:
     """Return what prevents the next step of the task, the most severe reason first; at least one
     sentence.
     """
+    sentences: Iterable[Sentence]
     match task.status:
         case Status.BLOCKED:
             upstreams = f"{task.unresolved} other tasks or people"
@@ -163,93 +165,78 @@ def _wait(text: str) -> Sentence:
     return Sentence(Level.WAIT, text)
 
 
-def _around(task: TaskSituation) -> list[Sentence]:
-    """Return what delays every task of this queue."""
-    sentences = []
+def _around(task: TaskSituation) -> Iterator[Sentence]:
+    """Yield what delays every task of this queue."""
     if task.paused:
         by = f" by {task.paused_by}" if task.paused_by else ""
         why = f" ({task.pause_reason})" if task.pause_reason else ""
-        sentences.append(
-            _trouble(
-                f"Queue {task.queue} was paused{by}{why}: nothing of it starts until it is resumed."
-            )
+        yield _trouble(
+            f"Queue {task.queue} was paused{by}{why}: nothing of it starts until it is resumed."
         )
     if not task.workers:
-        sentences.append(
-            _trouble(
-                f"No live worker listens on queue {task.queue}: start one, or look at its -Q"
-                " option."
-            )
+        yield _trouble(
+            f"No live worker listens on queue {task.queue}: start one, or look at its -Q option."
         )
     elif task.no_worker_has_it:
-        sentences.append(
-            _trouble(
-                f"No live worker of queue {task.queue} has the task {task.name}: deploy one that"
-                " has it, or cancel the task."
-            )
+        yield _trouble(
+            f"No live worker of queue {task.queue} has the task {task.name}: deploy one that has"
+            " it, or cancel the task."
         )
     if not task.known:
-        sentences.append(
-            _wait(
-                "No durable task of that name is registered in this process. A worker without it"
-                " returns it to PENDING."
-            )
+        yield _wait(
+            "No durable task of that name is registered in this process. A worker without it"
+            " returns it to PENDING."
         )
     if task.expires_at is not None:
         remaining = (task.expires_at - task.now).total_seconds()
-        sentences.append(
-            _wait(
-                f"Expires in {ago(remaining)} and will not run after that."
-                if remaining > 0
-                else f"Expired {ago(remaining)} ago and will not run."
-            )
+        yield _wait(
+            f"Expires in {ago(remaining)} and will not run after that."
+            if remaining > 0
+            else f"Expired {ago(remaining)} ago and will not run."
         )
-    return sentences
 
 
-def _pending(task: TaskSituation) -> list[Sentence]:
+def _pending(task: TaskSituation) -> Iterator[Sentence]:
     late = (task.now - task.due_at).total_seconds() if task.due_at else 0.0
-    sentences = _around(task)
+    yield from _around(task)
     if task.limited:
-        return [*sentences, _wait(task.limited)]
+        yield _wait(task.limited)
+        return
     if task.held:
-        return [
-            *sentences,
-            _wait(
-                "It waits until the earlier runs with its overlap key have ended (the schedule's"
-                " overlap)."
-            ),
-        ]
-    sentences += _history(task)
+        yield _wait(
+            "It waits until the earlier runs with its overlap key have ended (the schedule's"
+            " overlap)."
+        )
+        return
+    yield from _history(task)
     if late < 0:
         again = "The next attempt" if task.attempts else "It"
-        return [*sentences, _wait(f"{again} is not due yet: in {ago(late)}.")]
+        yield _wait(f"{again} is not due yet: in {ago(late)}.")
+        return
     if not task.schedulers:
-        sentences.append(_trouble("No scheduler is alive: run `manage.py run_scheduler`."))
+        yield _trouble("No scheduler is alive: run `manage.py run_scheduler`.")
     since = f"since {ago(late)}" if late >= 1 else "now"
     if task.in_batch:
-        text = f"It is due {since} and waits for a batch: a worker starts it together with others."
-        return [*sentences, _wait(text), _batch_message(task)]
-    return [
-        *sentences,
-        _wait(f"It is due {since} and waits for its turn: more urgent and older tasks go first."),
-    ]
+        yield _wait(
+            f"It is due {since} and waits for a batch: a worker starts it together with others."
+        )
+        yield _batch_message(task)
+    else:
+        yield _wait(
+            f"It is due {since} and waits for its turn: more urgent and older tasks go first."
+        )
 
 
-def _history(task: TaskSituation) -> list[Sentence]:
-    """Return what the earlier attempts mean for the next one."""
-    sentences = []
+def _history(task: TaskSituation) -> Iterator[Sentence]:
+    """Yield what the earlier attempts mean for the next one."""
     if task.failures or task.crashes:
         lost = f" and its worker died {task.crashes} times" if task.crashes else ""
-        sentences.append(_wait(f"It failed {task.failures} of {task.max_attempts} times{lost}."))
+        yield _wait(f"It failed {task.failures} of {task.max_attempts} times{lost}.")
     if task.alone_after_crash:
-        sentences.append(
-            _wait(
-                "Its worker died during a batch, so it runs alone, with a message of its own. Only"
-                " a further crash counts towards its max_crashes."
-            )
+        yield _wait(
+            "Its worker died during a batch, so it runs alone, with a message of its own. Only a"
+            " further crash counts towards its max_crashes."
         )
-    return sentences
 
 
 def _batch_message(task: TaskSituation) -> Sentence:
@@ -276,45 +263,34 @@ def _batch_message(task: TaskSituation) -> Sentence:
     )
 
 
-def _queued(task: TaskSituation) -> list[Sentence]:
-    sentences = [*_around(task), *_history(task)] if task.alone_after_crash else _around(task)
-    if task.publish_count > 1:
-        text = f"It was published {task.publish_count} times and no worker started it"
-        busy = ": the workers are busy, or the broker lost the messages" if task.workers else ""
-        sentences.append(_trouble(f"{text}{busy}."))
-        if not task.schedulers:
-            sentences.append(
-                _trouble(
-                    "No scheduler is alive to publish it again: run `manage.py run_scheduler`."
-                )
-            )
-    else:
-        sentences.append(_wait("It was published and waits for a free worker."))
-    return sentences
+def _queued(task: TaskSituation) -> Iterator[Sentence]:
+    yield from _around(task)
+    if task.alone_after_crash:
+        yield from _history(task)
+    if task.publish_count <= 1:
+        yield _wait("It was published and waits for a free worker.")
+        return
+    busy = ": the workers are busy, or the broker lost the messages" if task.workers else ""
+    yield _trouble(f"It was published {task.publish_count} times and no worker started it{busy}.")
+    if not task.schedulers:
+        yield _trouble("No scheduler is alive to publish it again: run `manage.py run_scheduler`.")
 
 
-def _running(task: TaskSituation) -> list[Sentence]:
+def _running(task: TaskSituation) -> Iterator[Sentence]:
     since = f" since {ago((task.now - task.started_at).total_seconds())}" if task.started_at else ""
-    sentences = [Sentence(Level.FINE, f"It runs{since}, try {task.attempts}.")]
+    yield Sentence(Level.FINE, f"It runs{since}, try {task.attempts}.")
     if task.lease_until is not None and task.lease_until < task.now:
         silent = ago((task.now - task.lease_until).total_seconds())
-        sentences.append(
-            _trouble(
-                f"Its worker missed its heartbeats: the lease expired {silent} ago. The leader will"
-                " mark the run LOST."
-            )
+        yield _trouble(
+            f"Its worker missed its heartbeats: the lease expired {silent} ago. The leader will"
+            " mark the run LOST."
         )
         if not task.schedulers:
-            sentences.append(
-                _trouble("No scheduler is alive to retry it: run `manage.py run_scheduler`.")
-            )
+            yield _trouble("No scheduler is alive to retry it: run `manage.py run_scheduler`.")
     if task.overdue:
-        sentences.append(_trouble("It takes longer than its expected duration."))
+        yield _trouble("It takes longer than its expected duration.")
     if task.cancel_requested:
-        sentences.append(
-            _wait(
-                "Cancellation was requested. It takes effect at the next check of the task"
-                " function, or when the run ends."
-            )
+        yield _wait(
+            "Cancellation was requested. It takes effect at the next check of the task function, or"
+            " when the run ends."
         )
-    return sentences

@@ -19,7 +19,7 @@ from django_durable_tasks.audit import record_start
 from django_durable_tasks.encryption import EncryptedValue, current_key_id, decrypted, encrypted
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption
 from django_durable_tasks.models.fields import EncryptedJSONField, place_of, undecrypted
-from django_durable_tasks.operations.operation import (
+from django_durable_tasks.operations import (
     OF_ALL_TENANTS,
     Argument,
     Progress,
@@ -130,8 +130,13 @@ def rotate(batch: int = BATCH) -> Iterator[RotationResult]:
     """
     key = current_key_id()
     for model in _models() if key is not None else ():
-        for old in _old_keys(model, str(key)):
-            yield from _batches(_rows(model).filter(encryption_key=old), str(key), batch)
+        # The key ids in the table; one read of the index for each.
+        rows = _rows(model).order_by("encryption_key").values_list("encryption_key", flat=True)
+        old = rows.filter(encryption_key__isnull=False).first()
+        while old is not None:
+            if old != key:
+                yield from _batches(_rows(model).filter(encryption_key=old), str(key), batch)
+            old = rows.filter(encryption_key__gt=old).first()
 
 
 def encrypt_plain(batch: int = BATCH) -> Iterator[RotationResult]:
@@ -140,16 +145,6 @@ def encrypt_plain(batch: int = BATCH) -> Iterator[RotationResult]:
     for model in _models() if key is not None else ():
         rows = _rows(model).filter(encryption_key__isnull=True)
         yield from _batches(rows, str(key), batch)
-
-
-def _old_keys(model: Any, key: str) -> Iterator[str]:
-    """Yield the key ids in the table except the first one; one read of the index for each."""
-    rows = _rows(model).order_by("encryption_key").values_list("encryption_key", flat=True)
-    last = rows.filter(encryption_key__isnull=False).first()
-    while last is not None:
-        if last != key:
-            yield last
-        last = rows.filter(encryption_key__gt=last).first()
 
 
 def _batches(rows: QuerySet[Any], key: str, size: int) -> Iterator[RotationResult]:

@@ -20,11 +20,11 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.audit import acting, current_actor, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Resolution, Status, TargetType
 from django_durable_tasks.dependencies import replay as dependency_replay
-from django_durable_tasks.dependencies.references import REFERS
+from django_durable_tasks.dependencies.rules import REFERS
 from django_durable_tasks.exceptions import EncryptionError, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, RequestKind, Task
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskQuerySet
-from django_durable_tasks.operations.operation import Argument, Reason, Target, operation
+from django_durable_tasks.operations import Argument, Reason, Target, operation
 from django_durable_tasks.option_values import checked_key, checked_name, instant
 from django_durable_tasks.signals import dead_letters_grew
 from django_durable_tasks.states import attempt_log, claims, endings, guarded_update, inserts

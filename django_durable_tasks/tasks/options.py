@@ -12,18 +12,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from string import Formatter
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from django_durable_tasks.choices import OnOrphan, OnUpstreamFailure, UniqueOnConflict
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
-from django_durable_tasks.limits.scopes import (
-    HEAVIEST,
-    PerKey,
-    Rate,
-    key_of,
-    places_option,
-    rate_option,
-)
+from django_durable_tasks.limits import scopes
 from django_durable_tasks.option_values import (
     checked_count,
     checked_key,
@@ -32,6 +25,7 @@ from django_durable_tasks.option_values import (
     hint,
     instant,
     maybe_seconds,
+    one_of,
     seconds,
 )
 from django_durable_tasks.tasks.arguments import encode
@@ -135,15 +129,6 @@ Exceptions = tuple[type[BaseException], ...]
 _ExceptionsOption = type[BaseException] | Sequence[type[BaseException]]
 
 
-_Choice = TypeVar("_Choice", OnOrphan, UniqueOnConflict)
-
-
-def _choice(option: str, value: object, names: type[_Choice]) -> _Choice:
-    if value not in set(names):
-        raise InvalidOption.of(option, value, f"give one of {', '.join(names)}.")
-    return names(str(value))
-
-
 def _exceptions(option: str, value: object) -> Exceptions:
     classes = tuple(value) if isinstance(value, list | tuple) else (value,)
     for item in classes:
@@ -176,8 +161,8 @@ class DecoratorOptions(TypedDict, total=False):
     unique_on_conflict: str
     atomic: bool
     on_orphan: str
-    rate_limit: str | PerKey | None
-    max_concurrency: int | PerKey | None
+    rate_limit: str | scopes.PerKey | None
+    max_concurrency: int | scopes.PerKey | None
     weight: int
     batch: int | None
 
@@ -248,8 +233,8 @@ class TaskOptions:
     unique_on_conflict: UniqueOnConflict = UniqueOnConflict.RETURN_EXISTING
     atomic: bool = False
     on_orphan: OnOrphan = OnOrphan.RETRY
-    rate_limit: Rate | PerKey | None = None
-    max_concurrency: int | PerKey | None = None
+    rate_limit: scopes.Rate | scopes.PerKey | None = None
+    max_concurrency: int | scopes.PerKey | None = None
     weight: int = 1
     batch: int | None = None
     given: frozenset[str] = frozenset()
@@ -319,7 +304,7 @@ COUNTS = {
     "priority": (0, 9),
     "max_attempts": (1, ATTEMPTS_MAX),
     "max_crashes": (1, ATTEMPTS_MAX),
-    "weight": (1, HEAVIEST),
+    "weight": (1, scopes.HEAVIEST),
     "batch": (2, BATCH_MAX),
 }
 """The options that are whole numbers, with the least and the greatest one."""
@@ -336,11 +321,11 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "queue": checked_name,
     "retry_for": _exceptions,
     "give_up_on": _exceptions,
-    "on_orphan": partial(_choice, names=OnOrphan),
-    "unique_on_conflict": partial(_choice, names=UniqueOnConflict),
+    "on_orphan": partial(one_of, names=OnOrphan),
+    "unique_on_conflict": partial(one_of, names=UniqueOnConflict),
     "unique": _unique,
-    "rate_limit": rate_option,
-    "max_concurrency": places_option,
+    "rate_limit": scopes.rate_option,
+    "max_concurrency": scopes.places_option,
     "atomic": lambda option, value: bool(value),
 }
 _NOT_IN_BATCH = {
@@ -399,7 +384,7 @@ def task_options(
             f"batch={options.batch} cannot be combined with {refused[0]}=...:"
             f" {_NOT_IN_BATCH[refused[0]]}. Remove one of the two."
         )
-    key_of(options.rate_limit, options.max_concurrency)
+    scopes.key_of(options.rate_limit, options.max_concurrency)
     check_time_limits(options.timeout, options.soft_timeout)
     if options.unique_for is not None and options.unique is None:
         raise InvalidOption(

@@ -20,9 +20,8 @@ from django.db import Error, connections
 from django.db.models import Q
 
 from django_durable_tasks.choices import OPEN, TERMINAL, Status
-from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.joins import DELETED
+from django_durable_tasks.dependencies.rules import DELETED
 from django_durable_tasks.models import RequestKind, Task, TaskRequest
 from django_durable_tasks.models.tasks import TaskQuerySet, TaskRequestQuerySet
 from django_durable_tasks.states import dependencies, endings, guarded_update, inserts
@@ -35,6 +34,7 @@ from django_durable_tasks.store.connections import (
     dedicated_connection,
 )
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.runs")
 _isolation = Isolation[int]("request")

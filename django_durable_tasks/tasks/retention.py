@@ -26,13 +26,7 @@ from django_durable_tasks.models import DeadLetter, LimitBucket, Node, Task, Tas
 from django_durable_tasks.models.cluster import LOCK
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.models.workflows import COUNTS, WorkflowRunQuerySet
-from django_durable_tasks.operations.operation import (
-    OF_ALL_TENANTS,
-    Progress,
-    Target,
-    no_progress,
-    operation,
-)
+from django_durable_tasks.operations import OF_ALL_TENANTS, Progress, Target, no_progress, operation
 from django_durable_tasks.states import endings
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now

@@ -11,16 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Self
 
 from django_durable_tasks.choices import Gate, OnUpstreamFailure, WorkflowStatus
-from django_durable_tasks.dependencies.joins import (
-    PlannedEdge,
-    cycle_in,
-    flat,
-    layers,
-    needed_of,
-    upstream_id,
-    wish,
-)
-from django_durable_tasks.dependencies.references import Reference, TaskId, references_in
+from django_durable_tasks.dependencies import rules
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidOption,
@@ -42,7 +33,7 @@ class PlannedTask:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: CallOptions = CallOptions()
-    edges: tuple[PlannedEdge, ...] = ()
+    edges: tuple[rules.PlannedEdge, ...] = ()
     needed: int | None = None
     on_upstream_failure: str = OnUpstreamFailure.SKIP.value
     gates: tuple[tuple[str, str], ...] = ()
@@ -124,15 +115,15 @@ class Step:
     name: str
 
     @property
-    def result(self) -> Reference:
+    def result(self) -> rules.Reference:
         """The future result of the task; index it for a part of the result."""
         self.builder._wanted.add(self.place)
-        return Reference(self.place, self.builder)
+        return rules.Reference(self.place, self.builder)
 
     @property
-    def id(self) -> TaskId:
+    def id(self) -> rules.TaskId:
         """The id that the task will have, as a string."""
-        return TaskId(self.place, self.builder)
+        return rules.TaskId(self.place, self.builder)
 
     def after(self, *upstreams: Any) -> Self:
         """Add upstreams to this task; return it."""
@@ -140,43 +131,35 @@ class Step:
         return self
 
 
-# Checks of a plan: no cycles, and references only to results of upstreams.
+# Checks of a plan: references only to results of upstreams.
 
 
 def refers(label: str, arguments: Any) -> bool:
     try:
-        return bool(references_in(arguments))
+        return bool(rules.references_in(arguments))
     except RecursionError:
         raise InvalidReference(
             f"The arguments of {label!r} are nested too deep, or contain themselves."
         ) from None
 
 
-def _above(tasks: Sequence[PlannedTask]) -> dict[int, list[int]]:
+def above(tasks: Sequence[PlannedTask]) -> dict[int, list[int]]:
+    """Return the upstreams of each task within the plan, by their positions."""
     return {
         place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
         for place, task in enumerate(tasks)
     }
 
 
-def check_cycle(tasks: Sequence[PlannedTask]) -> None:
-    path = cycle_in(_above(tasks))
-    if path:
-        raise DependencyCycle(
-            "The tasks wait for each other: " + " -> ".join(tasks[place].step for place in path)
-        )
-
-
-def check_references(tasks: Sequence[PlannedTask]) -> None:
-    above = _above(tasks)
+def check_references(tasks: Sequence[PlannedTask], above: Mapping[int, Sequence[int]]) -> None:
     ancestors: dict[int, int] | None = None  # the upstreams of each, as the bits of a number
     for place, task in enumerate(tasks):
-        for reference in references_in([task.args, dict(task.kwargs)]) if task.refers else ():
+        for reference in rules.references_in([task.args, dict(task.kwargs)]) if task.refers else ():
             if reference.place in above[place]:
                 continue
             if ancestors is None:
                 ancestors = {}
-                for layer in layers(above):
+                for layer in rules.layers(above):
                     for lower in layer:
                         ancestors[lower] = 0
                         for upper in above[lower]:
@@ -354,7 +337,7 @@ class Builder:
 
     def _wait(self, place: int, upstreams: Iterable[Any]) -> None:
         edges = {edge.upstream: edge for edge in self._tasks[place].edges}
-        for upstream, kind in flat(upstreams):
+        for upstream, kind in rules.flat(upstreams):
             edge = self._edge(place, upstream, kind)
             before = edges.setdefault(edge.upstream, edge)
             if before != edge:
@@ -364,10 +347,10 @@ class Builder:
                 )
         self._tasks[place] = replace(self._tasks[place], edges=tuple(edges.values()))
 
-    def _edge(self, place: int, upstream: Any, kind: Any) -> PlannedEdge:
-        kind, policy = wish("after", kind)
+    def _edge(self, place: int, upstream: Any, kind: Any) -> rules.PlannedEdge:
+        kind, policy = rules.wish("after", kind)
         if not isinstance(upstream, Step):
-            return PlannedEdge(upstream=upstream_id(upstream), kind=kind, policy=policy)
+            return rules.PlannedEdge(upstream=rules.upstream_id(upstream), kind=kind, policy=policy)
         if upstream.builder is not self:
             raise InvalidOption(
                 f"after={upstream.name!r} is a step of another workflow; add that one by"
@@ -375,7 +358,7 @@ class Builder:
             )
         if upstream.place == place:
             raise DependencyCycle(f"{upstream.name!r} cannot wait for itself.")
-        return PlannedEdge(upstream=upstream.place, kind=kind, policy=policy)
+        return rules.PlannedEdge(upstream=upstream.place, kind=kind, policy=policy)
 
     # The plan -------------------------------------------------------------------------------------
 
@@ -388,16 +371,23 @@ class Builder:
         tasks: list[PlannedTask] = []
         scopes: list[Scope] = []
         self._place(tasks, scopes, parent=None, end=None, before=())
-        edges = sum(len(task.edges) for task in tasks)
-        for what, number, most in (("tasks", len(tasks), most_tasks), ("edges", edges, most_edges)):
+        plan = Plan(tasks=tuple(tasks), scopes=tuple(scopes))
+        for what, number, most in (
+            ("tasks", len(tasks), most_tasks),
+            ("edges", plan.edges, most_edges),
+        ):
             if number > most:
                 raise WorkflowTooLarge(
                     f"The workflow {self.name!r} has {number:,} {what}, at most {most:,} are"
                     f" allowed (DURABLE_TASKS['WORKFLOW_MAX_TASKS'])."
                 )
-        check_cycle(tasks)
-        check_references(tasks)
-        return Plan(tasks=tuple(tasks), scopes=tuple(scopes))
+        upstreams = above(tasks)
+        if path := rules.cycle_in(upstreams):
+            raise DependencyCycle(
+                "The tasks wait for each other: " + " -> ".join(tasks[place].step for place in path)
+            )
+        check_references(tasks, upstreams)
+        return plan
 
     def _place(
         self,
@@ -406,7 +396,7 @@ class Builder:
         *,
         parent: int | None,
         end: int | None,
-        before: Sequence[PlannedEdge],
+        before: Sequence[rules.PlannedEdge],
     ) -> list[int]:
         """Append the tasks of this workflow and of its sub-workflows; return the positions of its
         last tasks.
@@ -438,7 +428,7 @@ class Builder:
                     scope=scope,
                     args=_moved(task.args, first, self),
                     kwargs=_moved(task.kwargs, first, self),
-                    needed=needed_of(self._joins[place], len(edges)),
+                    needed=rules.needed_of(self._joins[place], len(edges)),
                 )
             )
         for place, sub in self._subs:
@@ -448,12 +438,14 @@ class Builder:
             last = sub._place(tasks, scopes, parent=scope, end=end, before=tasks[end].edges)
             upstreams = {edge.upstream for edge in tasks[end].edges}
             edges = tasks[end].edges + tuple(
-                PlannedEdge(upstream=step, policy=OnUpstreamFailure.FAIL.value)
+                rules.PlannedEdge(upstream=step, policy=OnUpstreamFailure.FAIL.value)
                 for step in last
                 if step not in upstreams
             )
             results = (
-                {tasks[step].step: Reference(step, None) for step in last} if needs_results else {}
+                {tasks[step].step: rules.Reference(step, None) for step in last}
+                if needs_results
+                else {}
             )
             tasks[end] = replace(tasks[end], edges=edges, kwargs=results, refers=needs_results)
         upstream_of_another = {edge.upstream for task in tasks[first:] for edge in task.edges}
@@ -463,14 +455,16 @@ class Builder:
             if place not in upstream_of_another
         ]
 
-    def _before(self, place: int, before: Sequence[PlannedEdge]) -> tuple[PlannedEdge, ...]:
+    def _before(
+        self, place: int, before: Sequence[rules.PlannedEdge]
+    ) -> tuple[rules.PlannedEdge, ...]:
         """Return the upstreams of the workflow that apply to this task: none if another task of the
         workflow is its upstream.
         """
         task, join = self._tasks[place], self._joins[place]
         if any(isinstance(edge.upstream, int) for edge in task.edges) or not before:
             return ()
-        if needed_of(join, len(task.edges) or 1) is not None:
+        if rules.needed_of(join, len(task.edges) or 1) is not None:
             raise InvalidOption(
                 f"{task.step!r} is a first task of the sub-workflow {self.name!r}, which waits for"
                 f" others: beside tasks that exist already it needs join='ALL', not {join!r}."
@@ -515,13 +509,13 @@ def _named(task: Any) -> tuple[str, CallOptions]:
 
 
 def _moved(value: Any, first: int, builder: Builder) -> Any:
-    if isinstance(value, Reference):
-        if value.builder is not builder and value.builder is not None:
+    if isinstance(value, rules.Reference):
+        if value.builder is None:
+            return value
+        if value.builder is not builder:
             raise InvalidReference(
                 "A result of another workflow cannot be referred to; add it by add_workflow()."
             )
-        if value.builder is None:
-            return value
         return replace(value, place=value.place + first, builder=None)
     if isinstance(value, Mapping):
         return {key: _moved(item, first, builder) for key, item in value.items()}

@@ -21,11 +21,11 @@ from django_durable_tasks import conf
 from django_durable_tasks.choices import DependencyType, Status
 from django_durable_tasks.dependencies import edges
 from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.masking import masked_text
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.store import tables
+from django_durable_tasks.texts import counted, did_you_mean
 from django_durable_tasks.workflows.operations import in_parts
 
 KINDS = tuple(str(kind) for kind in DependencyType)
@@ -397,11 +397,6 @@ def shortened(text: str, available: float, measure: Callable[[str], float] = col
 
     lengths = range(1, len(text))
     return cut(max(1, bisect_right(lengths, available, key=lambda keep: measure(cut(keep)))))
-
-
-def counted(number: int, noun: str) -> str:
-    """Return ``1 task`` or ``1,234 tasks``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def lasted(microseconds: int) -> str:

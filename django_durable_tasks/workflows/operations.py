@@ -24,18 +24,11 @@ from django_durable_tasks.choices import (
 )
 from django_durable_tasks.dependencies import edges, edit, replay, resolve
 from django_durable_tasks.dependencies.edges import workflow_runs
-from django_durable_tasks.dependencies.joins import PlannedEdge
+from django_durable_tasks.dependencies.rules import PlannedEdge
 from django_durable_tasks.exceptions import InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations.operation import (
-    Argument,
-    ArgumentType,
-    Mode,
-    Reason,
-    Target,
-    operation,
-)
+from django_durable_tasks.operations import Argument, ArgumentType, Mode, Reason, Target, operation
 from django_durable_tasks.option_values import chosen
 from django_durable_tasks.states import attempt_log, dependencies, endings
 from django_durable_tasks.states.guarded_update import TrackedChanges, watching

@@ -19,15 +19,13 @@ from django.db.models import F, Q
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import DEADLINE, OPEN, DependencyType, Status, WorkflowStatus
-from django_durable_tasks.counted import counted
 from django_durable_tasks.dependencies import edges, edit, resolve
 from django_durable_tasks.dependencies.edges import (
     request_cancel_runs,
     sub_workflows_of,
     workflow_runs,
 )
-from django_durable_tasks.dependencies.joins import NewEdge, PlannedEdge, layers, needed
-from django_durable_tasks.dependencies.references import written
+from django_durable_tasks.dependencies.rules import NewEdge, PlannedEdge, layers, needed, written
 from django_durable_tasks.exceptions import (
     DurableTasksError,
     TransitionRefused,
@@ -50,14 +48,9 @@ from django_durable_tasks.task_values import NewTask, Run
 from django_durable_tasks.tasks import attempts, enqueue
 from django_durable_tasks.tasks.enqueue import Call, TaskTemplate, step_template, traced_together
 from django_durable_tasks.tasks.options import CallOptions, Schedule
-from django_durable_tasks.workflows.builder import (
-    AddedTasks,
-    Builder,
-    FollowUp,
-    Plan,
-    PlannedTask,
-    verdict,
-)
+from django_durable_tasks.texts import counted
+from django_durable_tasks.workflows import builder
+from django_durable_tasks.workflows.builder import AddedTasks, Builder, FollowUp, Plan, PlannedTask
 
 # Converts a validated plan to unsaved rows with ids: tasks, edges and runs. Writes nothing.
 
@@ -103,18 +96,45 @@ def draft(
     With ``inside``, the tasks of scope 0 join that run and no run is created for it. If ``sealed``
     is False, the runs get the status STARTING, because the plan is written in several transactions.
     """
-    above = {
-        place: [edge.upstream for edge in task.edges if isinstance(edge.upstream, int)]
-        for place, task in enumerate(plan.tasks)
-    }
+    above = builder.above(plan.tasks)
     # Ids sort by creation time, but not within a millisecond. They are assigned by layer, so that
     # lists show upstreams first.
     ids = dict[int, uuid.UUID]()
     for layer in layers(above):
         ids.update(zip(layer, new_task_ids(len(layer)), strict=True))
-    drafted = WorkflowDraft(
-        plan, ids, _runs_of(plan, launch, now, inside, sealed), [], [], [], set()
-    )
+    sizes = Counter(task.scope for task in plan.tasks)
+    new_runs: list[WorkflowRun] = []
+    for place, scope in enumerate(plan.scopes):
+        if scope.parent is None and inside is not None:
+            new_runs.append(inside)
+            continue
+        for name in scope.callbacks.values():
+            registry.get(name).check(["the id of the run"], {})
+        run_id = new_task_id()
+        deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
+        if isinstance(scope.deadline, float):
+            deadline = (launch.run_at or now) + timedelta(seconds=scope.deadline)
+        outermost = scope.parent is None
+        new_runs.append(
+            WorkflowRun(
+                id=run_id,
+                tenant_id=launch.tenant_id,
+                name=scope.name,
+                released=sealed,
+                status=WorkflowStatus.RUNNING if sealed else WorkflowStatus.STARTING,
+                key=launch.key if outermost else None,
+                open_key=launch.key if outermost else None,
+                parent=None if scope.parent is None else new_runs[scope.parent].pk,
+                root=new_runs[0].root if new_runs else run_id,
+                recurring_task=launch.recurring_task,
+                fire_time=launch.fire_time,
+                deadline_at=deadline,
+                callbacks=dict(scope.callbacks),
+                total=sizes[place],
+                sealed_at=now if sealed else None,
+            )
+        )
+    drafted = WorkflowDraft(plan, ids, new_runs, [], [], [], set())
     # Tasks beyond FAST_PATH_MAX cannot be published at once, so they are created as PENDING. The
     # other first tasks are released when everything is written.
     steps = _Steps(launch, now)
@@ -151,44 +171,6 @@ def draft(
             drafted.roots.append(ids[place])
     drafted.rows[:] = traced_together(drafted.rows, plan.scopes[0].name)
     return drafted
-
-
-def _runs_of(
-    plan: Plan, launch: StartOptions, now: datetime, inside: WorkflowRun | None, sealed: bool
-) -> list[WorkflowRun]:
-    sizes = Counter(task.scope for task in plan.tasks)
-    runs: list[WorkflowRun] = []
-    for place, scope in enumerate(plan.scopes):
-        if scope.parent is None and inside is not None:
-            runs.append(inside)
-            continue
-        for name in scope.callbacks.values():
-            registry.get(name).check(["the id of the run"], {})
-        run_id = new_task_id()
-        deadline = scope.deadline if isinstance(scope.deadline, datetime) else None
-        if isinstance(scope.deadline, float):
-            deadline = (launch.run_at or now) + timedelta(seconds=scope.deadline)
-        outermost = scope.parent is None
-        runs.append(
-            WorkflowRun(
-                id=run_id,
-                tenant_id=launch.tenant_id,
-                name=scope.name,
-                released=sealed,
-                status=WorkflowStatus.RUNNING if sealed else WorkflowStatus.STARTING,
-                key=launch.key if outermost else None,
-                open_key=launch.key if outermost else None,
-                parent=None if scope.parent is None else runs[scope.parent].pk,
-                root=runs[0].root if runs else run_id,
-                recurring_task=launch.recurring_task,
-                fire_time=launch.fire_time,
-                deadline_at=deadline,
-                callbacks=dict(scope.callbacks),
-                total=sizes[place],
-                sealed_at=now if sealed else None,
-            )
-        )
-    return runs
 
 
 class _Steps:
@@ -274,29 +256,12 @@ TAKEN_OVER_AFTER = 60.0
 """After this many seconds without progress, another start with the same key may replace a start."""
 
 
-def planned(builder: Builder) -> Plan:
+def planned(workflow: Builder) -> Plan:
     """Return the validated graph of a workflow. Raises an error if it exceeds the limits of the
     settings.
     """
     most = conf.settings().WORKFLOW_MAX_TASKS
-    return builder.plan(most_tasks=most, most_edges=_EDGES_PER_TASK * most)
-
-
-def start_after(run: Run, plan: Plan) -> WorkflowRun:
-    """Start the workflow that a task function returned, in the transaction that records its
-    success.
-
-    The workflow gets the recurring task, fire time and priority of the task.
-    """
-    columns = ("recurring_task_id", "fire_time", "priority")
-    starter = tables.tasks().filter(pk=run.task_id).values_list(*columns, named=True).get()
-    launch = StartOptions(
-        tenant_id=run.tenant_id,
-        priority=starter.priority,
-        recurring_task=starter.recurring_task_id,
-        fire_time=starter.fire_time,
-    )
-    return start(plan, launch)
+    return workflow.plan(most_tasks=most, most_edges=_EDGES_PER_TASK * most)
 
 
 def start(plan: Plan, launch: StartOptions, progress: Progress | None = None) -> WorkflowRun:
@@ -441,9 +406,7 @@ def _start_in_batches(drafted: WorkflowDraft, progress: Progress | None) -> None
                 outside = dependencies.lock_rows(sorted(drafted.outside))
                 _check_outside(drafted, across, outside)
                 edit.insert_edges(across, outside)
-            WorkflowRun.objects.using(tables.database()).unguarded().filter(
-                root=root.pk, status=WorkflowStatus.STARTING
-            ).update(
+            workflow_runs().filter(root=root.pk, status=WorkflowStatus.STARTING).update(
                 status=WorkflowStatus.RUNNING,
                 sealed_at=tables.NOW,
                 updated_at=tables.NOW,
@@ -740,7 +703,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
     new_status = WorkflowStatus(row.status)
     if new_status != WorkflowStatus.STARTING:
         cancelled = row.cancel_requested_at is not None
-        new_status = verdict(
+        new_status = builder.verdict(
             counts, row.total, cancelled=cancelled, overdue=cancelled and row.reason == DEADLINE
         )
     ended = new_status not in (WorkflowStatus.STARTING, WorkflowStatus.RUNNING)
@@ -754,7 +717,7 @@ def _count(row: WorkflowRun, changes: Mapping[str, int]) -> None:
         raise UnknownTask(
             f"Workflow {row.name!r} cannot end: callback {unknown} is not registered here."
         )
-    WorkflowRun.objects.using(tables.database()).unguarded().filter(pk=row.pk).update(
+    workflow_runs().filter(pk=row.pk).update(
         status=new_status,
         completed_at=(row.completed_at or tables.NOW) if ended else None,
         updated_at=tables.NOW,
@@ -878,5 +841,8 @@ def succeed(run: Run, result: str | None, worker: str, followups: Sequence[Follo
                 if isinstance(followup, AddedTasks) and plan is not None:
                     add_tasks(run, plan)
                 elif plan is not None:
-                    start_after(run, plan)
+                    # The workflow gets the recurring task, fire time and priority of the task.
+                    names = ("recurring_task", "fire_time", "priority")
+                    starter = tables.tasks().filter(pk=run.task_id).values(*names).get()
+                    start(plan, StartOptions(tenant_id=run.tenant_id, **starter))
     return accepted or attempts.succeeded(run)

@@ -42,13 +42,11 @@ CALLED_BY_FRAMEWORKS = frozenset(
 
 
 def imports_outside_ready(source: str) -> list[str]:
-    """Find imports inside functions other than `ready` and the `_bind_ports` that it calls. Ruff
-    permits all of them in `apps.py`.
-    """
+    """Find imports inside functions other than `ready`. Ruff permits all of them in `apps.py`."""
     return [
         f"{node.lineno}: import inside {function.name}"
         for function in functions(parsed(source))
-        if function.name not in {"ready", "_bind_ports"}
+        if function.name != "ready"
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]

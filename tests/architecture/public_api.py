@@ -7,7 +7,7 @@ from tests.architecture.sources import nodes
 CAPABILITIES = (
     *("store", "states", "audit", "limits", "dependencies", "targets", "tasks"),
     *("tenants", "schedules", "cluster", "callbacks", "notifications", "scheduler", "verify"),
-    *("operations", "command", "choices", "masking", "option_values", "task_names"),
+    *("operations", "command", "choices", "masking", "option_values"),
     *("task_values", "internal_tasks", "workflows.builder", "workflows.diagrams"),
     *("workflows.operations", "workflows.runs"),
 )

@@ -13,7 +13,7 @@ from django.apps import apps
 
 from django_durable_tasks.cluster.status import ALERT_SOURCES
 from django_durable_tasks.command.subcommand import OPTIONAL_SUBCOMMANDS
-from django_durable_tasks.operations.operation import OPERATIONS
+from django_durable_tasks.operations import OPERATIONS
 from django_durable_tasks.scheduler.jobs import OPTIONAL_JOBS
 from django_durable_tasks.states.guarded_update import RECORDERS
 from tests.runs import ROOT

@@ -82,6 +82,8 @@ def test_a_second_writer_of_status_is_found(breach: str) -> None:
 
 def test_the_status_of_another_model_is_not_found() -> None:
     assert not status_writers("RecurringTask.objects.filter(pk=1).update(status='PAUSED')")
+    assert not status_writers("edges.workflow_runs().filter(pk=1).update(status='RUNNING')")
+    assert status_writers("tasks().filter(workflow__in=workflow_runs()).update(status='RUNNING')")
     assert not status_writers("Task.objects.filter(status='PENDING').count()")
 
 

@@ -24,12 +24,14 @@ OF_THE_SESSION = (
     "SHOW",
     "SELECT 1",
 )
+OF_OTHERS = {"recurring", "workflow_runs"}
+"""The functions that return the rows of another model."""
 CREATORS = {"create", "acreate", "bulk_create", "abulk_create", "get_or_create", "update_or_create"}
 
 
 def status_writers(source: str) -> list[str]:
-    """Find writes of a Task's status. A chain that starts from another model's name is not a
-    finding.
+    """Find writes of a Task's status. A chain that starts from another model's name, or from its
+    rows, is not a finding.
     """
     writing = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call)
     written = (node for node in nodes(source) if isinstance(node, writing))
@@ -100,8 +102,17 @@ def _write_of_status(node: ast.stmt | ast.expr) -> Iterator[str]:
 
 
 def _of_another(node: ast.Attribute) -> bool:
+    start: ast.AST = node
+    while isinstance(start, ast.Attribute | ast.Call):
+        if isinstance(start, ast.Call) and _name_of(start.func) in OF_OTHERS:
+            return True
+        start = start.func if isinstance(start, ast.Call) else start.value
     name = root_name(node)
     return name == "self" or (name[:1].isupper() and name != "Task")
+
+
+def _name_of(node: ast.AST) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _executes_literal(node: ast.Call) -> bool:

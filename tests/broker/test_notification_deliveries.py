@@ -12,7 +12,7 @@ import pytest
 
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models import Task
-from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from tests.database.notifications.sending import a_webhook
 from tests.http_servers import WAIT, Listener, answer, listening
 from tests.processes.cluster import SHORT, Cluster, cluster_in

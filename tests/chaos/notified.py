@@ -11,7 +11,7 @@ from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
+from django_durable_tasks.registry import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
 from tests.chaos import bodies
 from tests.chaos.receiver import REQUESTS, SECRETS
 from tests.chaos.records import Request, Selection

@@ -19,7 +19,7 @@ from django_durable_tasks.models import (
     TaskDependency,
     TaskExecutionLog,
 )
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
+from django_durable_tasks.registry import HTTP_CALLBACK_TASK, NOTIFICATION_TASK
 from tests.chaos import bodies
 from tests.chaos.records import (
     Calm,

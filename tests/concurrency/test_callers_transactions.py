@@ -13,7 +13,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.dependencies import edit
-from django_durable_tasks.dependencies.joins import edges_to
+from django_durable_tasks.dependencies.rules import edges_to
 from django_durable_tasks.exceptions import TransitionRefused
 from django_durable_tasks.models import Task, TaskDependency, TaskRequest, WorkflowRun
 from django_durable_tasks.scheduler.jobs import apply_requests

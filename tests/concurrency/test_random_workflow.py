@@ -16,7 +16,7 @@ import pytest
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import REPLAYABLE, TERMINAL, LogStatus, Status
 from django_durable_tasks.dependencies import edges, edit, resolve
-from django_durable_tasks.dependencies.joins import edges_to
+from django_durable_tasks.dependencies.rules import edges_to
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import Task, TaskDependency, TaskExecutionLog, WorkflowRun
 from django_durable_tasks.task_values import Run

@@ -11,7 +11,7 @@ import pytest
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.dependencies import edges, edit, replay, resolve
-from django_durable_tasks.dependencies.joins import edges_to
+from django_durable_tasks.dependencies.rules import edges_to
 from django_durable_tasks.exceptions import DependencyCycle
 from django_durable_tasks.models import Task, TaskDependency, WorkflowRun
 from django_durable_tasks.store import errors

@@ -51,7 +51,7 @@ def without_the_flag_of_edges() -> None:
 def with_a_blind_counter() -> None:
     """Subtract one for each resolution, whatever the edges say."""
     from django_durable_tasks.dependencies import edges
-    from django_durable_tasks.dependencies.joins import EdgeCounts
+    from django_durable_tasks.dependencies.rules import EdgeCounts
     from django_durable_tasks.models import Task
 
     def one_less(children: Sequence[uuid.UUID]) -> dict[uuid.UUID, EdgeCounts]:

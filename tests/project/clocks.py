@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, tzinfo
 
 from django.utils import timezone
 
-from django_durable_tasks import host_clock
+from django_durable_tasks.store import clock
 
 
 def shift() -> None:
@@ -34,4 +34,4 @@ def shift() -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) + timedelta(seconds=seconds)
 
-    vars(host_clock)["datetime"] = ShiftedDatetime
+    vars(clock)["datetime"] = ShiftedDatetime

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_durable_tasks.did_you_mean import nearest_function
+from django_durable_tasks.texts import nearest_function
 
 KNOWN = ("accounts.tasks.send_welcome", "billing.tasks.charge", "billing.tasks.refund_all")
 

@@ -27,7 +27,7 @@ from django_durable_tasks.contrib.api.models import ApiKey, ApiKeyQuerySet, Staf
 from django_durable_tasks.contrib.api.quotas import NUMBERS, REQUESTS, RateDecision, RequestRate
 from django_durable_tasks.exceptions import InvalidOption, TransitionRefused
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.operations.operation import Argument, Target, operation
+from django_durable_tasks.operations import Argument, Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import ReceivedTime, aware, estimated_now

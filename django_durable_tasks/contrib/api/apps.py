@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import optional_apps
+from django_durable_tasks import contrib
 
 
-class ApiConfig(optional_apps.OptionalAppConfig):
+class ApiConfig(contrib.OptionalAppConfig):
     """Serves the HTTP API, and has API keys, quotas of tenants and staff users of tenants."""
 
     name = "django_durable_tasks.contrib.api"

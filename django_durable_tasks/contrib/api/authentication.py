@@ -15,7 +15,7 @@ from django_durable_tasks.contrib.api import access, problems, quotas
 from django_durable_tasks.contrib.api.access import ApiScope
 from django_durable_tasks.contrib.api.problems import Problem, invalid_header
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
-from django_durable_tasks.operations.operation import APP
+from django_durable_tasks.operations import APP
 from django_durable_tasks.store.clock import ReceivedTime, estimated_now
 
 # The request rate of a tenant, counted in the database.

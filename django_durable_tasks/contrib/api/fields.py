@@ -16,10 +16,10 @@ from rest_framework import serializers
 from django_durable_tasks import conf
 from django_durable_tasks.audit import masked_arguments
 from django_durable_tasks.choices import TargetType
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.masking import masked, masked_text, text_for_tenants
 from django_durable_tasks.models.tasks import target_config
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.registry import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.store.clock import host_now
 
 # Years that every database and every time zone can represent.
 _FIRST_YEAR, _LAST_YEAR = 1970, 8999

@@ -35,7 +35,7 @@ from django_durable_tasks.contrib.api.tasks import ExecutionAnswer, OneTaskMixin
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.limits.backpressure import heads, paused_queues
 from django_durable_tasks.models import AuditEntry, NodeKind, SchedulerLease, Task, Tenant
-from django_durable_tasks.operations.operation import Operation, Target
+from django_durable_tasks.operations import Operation, Target
 from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.tasks import batches

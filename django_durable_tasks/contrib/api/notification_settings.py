@@ -16,7 +16,7 @@ from django_durable_tasks.contrib.api.serializers import Answer, Options
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.messages import LONGEST_DIGEST, SHORTEST_DIGEST
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
-from django_durable_tasks.operations.operation import OperationResult, Target
+from django_durable_tasks.operations import OperationResult, Target
 
 _CONFIG = (
     'Of EMAIL {"to": ["ops@example.com"]}, of the others {"url": "https://..."}. A masked URL that'

@@ -20,7 +20,6 @@ from django_durable_tasks.audit import current_actor, recorded
 from django_durable_tasks.checks import FINDINGS, valid_settings
 from django_durable_tasks.choices import OPEN, RecurringStatus, Status
 from django_durable_tasks.contrib.api.models import TenantQuota
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, PayloadTooLarge, QuotaExceeded
 from django_durable_tasks.limits.config import limits_in_force
 from django_durable_tasks.limits.scopes import rate_of, scope_of_tenant
@@ -33,11 +32,12 @@ from django_durable_tasks.models import (
     Tenant,
 )
 from django_durable_tasks.models.fields import InstantField, constant
-from django_durable_tasks.operations.operation import Argument, Target, operation
+from django_durable_tasks.operations import Argument, Target, operation
 from django_durable_tasks.signals import quota_refused
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import aware, estimated_now
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
+from django_durable_tasks.texts import did_you_mean
 
 # The rate is a GCRA (generic cell rate algorithm, ITU-T I.371): one time per tenant, at which its
 # whole window would be free again. A request moves it by the interval of one request.

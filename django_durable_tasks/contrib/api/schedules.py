@@ -25,7 +25,7 @@ from django_durable_tasks.contrib.api.serializers import Answer, Options, list_o
 from django_durable_tasks.exceptions import InvalidSchedule
 from django_durable_tasks.masking import text_for_tenants
 from django_durable_tasks.models import Calendar, OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.operations.operation import OperationResult, Target
+from django_durable_tasks.operations import OperationResult, Target
 from django_durable_tasks.schedules import calendars, lifecycle
 from django_durable_tasks.schedules import options as readers
 from django_durable_tasks.schedules.lifecycle import check_runs_per_day

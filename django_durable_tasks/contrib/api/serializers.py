@@ -13,10 +13,10 @@ from django.utils.text import capfirst
 from rest_framework import serializers
 
 from django_durable_tasks.contrib.api.fields import FIELDS, ErrorText, Integer, OneOf, Seconds
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import EncryptionError
 from django_durable_tasks.models.fields import is_free_text
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
+from django_durable_tasks.texts import did_you_mean
 
 logger = logging.getLogger("django_durable_tasks.api")
 # At most 20 unknown fields are reported, 5 with a hint if their names have at most 100 characters:

@@ -18,8 +18,7 @@ from django_durable_tasks.contrib.api.authentication import Caller
 from django_durable_tasks.contrib.api.fields import BUILT_IN, config_of, kind_of
 from django_durable_tasks.contrib.api.problems import Problem, invalid_field
 from django_durable_tasks.contrib.api.quotas import check_payload
-from django_durable_tasks.dependencies.references import MARK
-from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.dependencies.rules import MARK
 from django_durable_tasks.exceptions import DurableTasksError, EncryptionError
 from django_durable_tasks.limits.scopes import key_of
 from django_durable_tasks.masking import MASK, masked, masked_text
@@ -28,6 +27,7 @@ from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS, CELERY_MEMBERS
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.enqueue import Call, keys_of
 from django_durable_tasks.tasks.options import formatted
+from django_durable_tasks.texts import did_you_mean
 
 logger = logging.getLogger("django_durable_tasks.api")
 

@@ -36,7 +36,7 @@ from django_durable_tasks.contrib.api.targets import check_queue, edited_argumen
 from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import first_uuid7_of
-from django_durable_tasks.operations.operation import Operation, Target
+from django_durable_tasks.operations import Operation, Target
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.commit_hooks import created_so_far

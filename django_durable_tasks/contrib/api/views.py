@@ -33,7 +33,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from django_durable_tasks import conf
+from django_durable_tasks import conf, operations
 from django_durable_tasks.audit import acting
 from django_durable_tasks.choices import AuditSource
 from django_durable_tasks.contrib.api import (
@@ -50,14 +50,13 @@ from django_durable_tasks.contrib.api.idempotent_requests import RequestIdentity
 from django_durable_tasks.contrib.api.parsing import JsonParser, JsonRenderer, rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import without_secrets
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import RequestConflict, RequestInProgress
-from django_durable_tasks.operations import operation as operations
-from django_durable_tasks.operations.operation import ArgumentType, Operation
+from django_durable_tasks.operations import ArgumentType, Operation
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import TimeLimits, bound_transaction
 from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.texts import did_you_mean
 
 # Addresses of the API, also if the project includes its URLs within another namespace.
 _NAME = "durable-api"

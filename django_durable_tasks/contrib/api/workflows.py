@@ -20,14 +20,13 @@ from django_durable_tasks.contrib.api.problems import invalid_field, problem_in
 from django_durable_tasks.contrib.api.quotas import charge_open_tasks
 from django_durable_tasks.contrib.api.serializers import Answer, Body
 from django_durable_tasks.contrib.api.targets import target_of
-from django_durable_tasks.dependencies.joins import needed_of
-from django_durable_tasks.dependencies.references import MARK
-from django_durable_tasks.did_you_mean import did_you_mean
+from django_durable_tasks.dependencies.rules import MARK, needed_of
 from django_durable_tasks.exceptions import DependencyCycle, DurableTasksError
 from django_durable_tasks.models import WorkflowRun
-from django_durable_tasks.operations.operation import OperationResult, Target
+from django_durable_tasks.operations import OperationResult, Target
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.tasks.options import COUNTS, CallOptions, call_options
+from django_durable_tasks.texts import did_you_mean
 from django_durable_tasks.workflows import Workflow, diagrams
 from django_durable_tasks.workflows.builder import Step
 

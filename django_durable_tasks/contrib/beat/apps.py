@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import optional_apps
+from django_durable_tasks import contrib
 
 
-class BeatConfig(optional_apps.OptionalAppConfig):
+class BeatConfig(contrib.OptionalAppConfig):
     """Imports schedules of django-celery-beat, and compares its fire times with those here."""
 
     name = "django_durable_tasks.contrib.beat"

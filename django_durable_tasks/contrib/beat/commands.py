@@ -19,10 +19,10 @@ from django_durable_tasks.contrib.beat import compare, periodic_tasks
 from django_durable_tasks.contrib.beat.compare import Shadow
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.registry import PLAIN_CELERY_TASK
 from django_durable_tasks.schedules.options import columns
 from django_durable_tasks.schedules.schedule_cache import agenda_from
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import PLAIN_CELERY_TASK
 
 IMPORT, LISTED, OURS, OVER, REFUSE = "IMPORT", "NOT_DURABLE", "OURS", "OVER", "REFUSE"
 _IMPORT_COLUMNS = ("name", "task", "act", "begins", "next_here", "next_in_beat")

@@ -23,15 +23,15 @@ from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.beat.models import ShadowFire
 from django_durable_tasks.contrib.beat.periodic_tasks import BeatRow, Crontab, utc_text
 from django_durable_tasks.exceptions import InvalidSchedule
-from django_durable_tasks.host_clock import host_now
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
-from django_durable_tasks.schedules import celery_schedules
+from django_durable_tasks.schedules import options as schedule_options
 from django_durable_tasks.schedules.agenda import Agenda
 from django_durable_tasks.schedules.options import BEAT
 from django_durable_tasks.schedules.schedule_cache import agenda_of
 from django_durable_tasks.schedules.timetables.types import walk
 from django_durable_tasks.schedules.timetables.zones import clock_changes, zone
 from django_durable_tasks.store import tables
+from django_durable_tasks.store.clock import host_now
 from django_durable_tasks.store.connections import dedicated_connection
 
 # When django-celery-beat would fire a row. Nothing is fired here: a simulated clock is passed to
@@ -75,7 +75,7 @@ def seen_by_beat(row: BeatRow) -> BeatRow:
     )
 
 
-def fields_of(crontab: Crontab) -> celery_schedules.Fields | None:
+def fields_of(crontab: Crontab) -> schedule_options.Fields | None:
     """Return the numbers that Celery parses from the five fields; None if it cannot. Raises
     InvalidSchedule for an unknown zone.
     """
@@ -84,7 +84,7 @@ def fields_of(crontab: Crontab) -> celery_schedules.Fields | None:
         read = _crontab(crontab, _Clock(host_now()))
     except (ValueError, TypeError, schedules.ParseException):
         return None
-    return celery_schedules.fields_of(read)
+    return schedule_options.fields_of(read)
 
 
 def _crontab(crontab: Crontab, clock: _Clock) -> Any:

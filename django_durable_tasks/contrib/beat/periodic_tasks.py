@@ -23,9 +23,10 @@ from django_durable_tasks.choices import Overlap, RecurringStatus
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.schedules import RecurringTaskQuerySet
-from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
+from django_durable_tasks.operations import OF_ALL_TENANTS, Target, operation
 from django_durable_tasks.option_values import checked_name, seconds
-from django_durable_tasks.schedules import celery_schedules, lifecycle
+from django_durable_tasks.schedules import lifecycle, schedule_cache
+from django_durable_tasks.schedules import options as schedule_options
 from django_durable_tasks.schedules.options import BEAT, columns
 from django_durable_tasks.store.clock import database_now
 
@@ -102,7 +103,7 @@ class BeatRow:
 def imported(
     row: BeatRow,
     now: datetime,
-    fields: celery_schedules.Fields | None,
+    fields: schedule_options.Fields | None,
     *,
     durable: bool,
     on_redis: bool,
@@ -141,7 +142,7 @@ def imported(
             raise InvalidSchedule(
                 f"Celery cannot read its crontab, {' '.join(row.crontab.texts)!r}."
             )
-        keywords = celery_schedules.cron_keywords(row.crontab.texts, fields)
+        keywords = schedule_options.cron_keywords(row.crontab.texts, fields)
         if "rrule" in keywords:
             remarks.append(
                 "DAYS: beat requires day of month and day of week both, crontab(5) either; kept as"
@@ -440,10 +441,10 @@ def _row_of_entry(name: str, task: str, entry: Mapping[str, Any]) -> BeatRow:
     schedule = value
     if isinstance(value, float | int | timedelta):
         schedule = maybe_schedule(value, app=current_app)
-    kind = celery_schedules.kind_of(schedule)
+    kind = schedule_options.kind_of(schedule)
     timing: dict[str, Any]
     if kind == "crontab":
-        minute, hour, day, month, weekday = celery_schedules.texts_of(schedule)
+        minute, hour, day, month, weekday = schedule_options.texts_of(schedule)
         zone = str(current_app.timezone)
         timing = {"crontab": Crontab(minute, hour, day, month, weekday, zone)}
     elif kind == "solar":
@@ -451,7 +452,7 @@ def _row_of_entry(name: str, task: str, entry: Mapping[str, Any]) -> BeatRow:
     elif kind is None:
         raise InvalidSchedule(f"Its schedule is {value!r:.80}, which is none of Celery.")
     else:
-        every, second = celery_schedules.interval_of(schedule), timedelta(seconds=1)
+        every, second = schedule_options.interval_of(schedule), timedelta(seconds=1)
         timing = {"interval": (every // second, "seconds")}
         if every % second:
             timing = {"interval": (every // _MICROSECOND, "microseconds")}
@@ -592,7 +593,7 @@ def _take(name: str, values: Mapping[str, Any], hold: str) -> RecurringTask:
 
 
 def _rows(name: str) -> RecurringTaskQuerySet:
-    return lifecycle.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
+    return schedule_cache.recurring().for_tenant(DEFAULT_TENANT_ID).filter(name=name)
 
 
 def refuse_foreign(row: RecurringTask | None) -> None:

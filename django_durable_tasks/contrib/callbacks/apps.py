@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import optional_apps
+from django_durable_tasks import contrib
 
 
-class CallbacksConfig(optional_apps.OptionalAppConfig):
+class CallbacksConfig(contrib.OptionalAppConfig):
     """Sends HTTP requests and messages for other programs, as durable tasks."""
 
     name = "django_durable_tasks.contrib.callbacks"

@@ -38,14 +38,18 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.masking import masked_text, masked_url, shortened
 from django_durable_tasks.models import Tenant
-from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.registry import (
+    HTTP_CALLBACK_TASK,
+    OWN_TASKS,
+    QUEUE_MESSAGE_TASK,
+    TaskTarget,
+)
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.targets import answers, http_request
 from django_durable_tasks.targets.addresses import parsed_url
 from django_durable_tasks.targets.answers import AnswerKind, AnswerMeaning
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, OWN_TASKS, QUEUE_MESSAGE_TASK
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks.options import Retry, checked_headers
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import optional_apps
+from django_durable_tasks import contrib
 
 
-class DatabaseTransportConfig(optional_apps.OptionalAppConfig):
+class DatabaseTransportConfig(contrib.OptionalAppConfig):
     """Makes ``durable-database://`` known to Kombu, which imports the transport on first use."""
 
     name = "django_durable_tasks.contrib.database_transport"

@@ -43,7 +43,6 @@ from django_durable_tasks import conf
 from django_durable_tasks.celery import worker_node
 from django_durable_tasks.contrib.database_transport import routing
 from django_durable_tasks.contrib.database_transport.models import Consumer, Message, Queue
-from django_durable_tasks.counted import counted
 from django_durable_tasks.models import Node
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.scheduler import notifier
@@ -51,6 +50,7 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after
 from django_durable_tasks.store.connections import WORK, open_dedicated
 from django_durable_tasks.store.dialects import POSTGRESQL, sql
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.transport")
 

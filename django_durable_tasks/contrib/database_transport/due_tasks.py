@@ -29,7 +29,6 @@ from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import prepared_messages, worker_node
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.contrib.database_transport import consumers
-from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.backpressure import read_heads
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.scheduler import notifier
@@ -40,6 +39,7 @@ from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts, batches, claim
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.transport")
 

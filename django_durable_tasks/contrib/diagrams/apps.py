@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import optional_apps
+from django_durable_tasks import contrib
 
 
-class DiagramsConfig(optional_apps.OptionalAppConfig):
+class DiagramsConfig(contrib.OptionalAppConfig):
     """Adds the formats ``mermaid`` and ``svg``, and the drawings on the pages of the admin."""
 
     name = "django_durable_tasks.contrib.diagrams"

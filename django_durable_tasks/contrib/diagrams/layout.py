@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import sqrt
 
 from django_durable_tasks.choices import Status
+from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows.diagrams import (
     KINDS,
     Diagram,
@@ -21,7 +22,6 @@ from django_durable_tasks.workflows.diagrams import (
     Ends,
     Layered,
     clean,
-    counted,
     layered,
     listed,
     longest_paths,

@@ -6,13 +6,13 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from django_durable_tasks import conf, optional_apps, ports
+from django_durable_tasks import conf, contrib, ports
 
 # Imported on use, because it needs the extra [metrics].
 _EXPOSITION = "django_durable_tasks.contrib.metrics.exposition."
 
 
-class MetricsConfig(optional_apps.OptionalAppConfig):
+class MetricsConfig(contrib.OptionalAppConfig):
     """Prometheus, charts and OpenTelemetry."""
 
     name = "django_durable_tasks.contrib.metrics"

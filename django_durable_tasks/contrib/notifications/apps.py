@@ -6,12 +6,12 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks import optional_apps
+from django_durable_tasks import contrib
 
 _CALLBACKS = "django_durable_tasks.contrib.callbacks"
 
 
-class NotificationsConfig(optional_apps.OptionalAppConfig):
+class NotificationsConfig(contrib.OptionalAppConfig):
     """Records events, delivers messages about them, and watches the installation."""
 
     name = "django_durable_tasks.contrib.notifications"

@@ -19,10 +19,10 @@ from django_durable_tasks import conf, ports, process_state
 from django_durable_tasks.choices import EventType, Status
 from django_durable_tasks.contrib.notifications import messages
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
-from django_durable_tasks.counted import counted
 from django_durable_tasks.limits.scopes import Allowance
 from django_durable_tasks.masking import masked_excerpt, shortened, text_for_tenants
 from django_durable_tasks.process_state import Refresher
+from django_durable_tasks.registry import NOTIFICATION_TASK, OWN_TASKS
 from django_durable_tasks.schedules.ledger import LedgerEntry
 from django_durable_tasks.schedules.trigger import KnownSchedule
 from django_durable_tasks.signals import endpoint_changed, fires_recorded, quota_refused
@@ -34,8 +34,8 @@ from django_durable_tasks.store.connections import (
     in_transaction,
 )
 from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
-from django_durable_tasks.task_names import NOTIFICATION_TASK, OWN_TASKS
 from django_durable_tasks.task_values import Run
+from django_durable_tasks.texts import counted
 
 # The enabled notification settings as this process knows them.
 #

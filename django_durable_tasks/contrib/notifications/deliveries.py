@@ -26,24 +26,24 @@ from django_durable_tasks.contrib.notifications.models import (
     NotificationEvent,
     NotificationSetting,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import EncryptionError, InvalidOption, TransitionRefused
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Node, Tenant
 from django_durable_tasks.models.fields import DatabaseNow, stored_columns, undecrypted
 from django_durable_tasks.models.guarded import GuardedQuerySet
-from django_durable_tasks.operations.operation import Target, operation
-from django_durable_tasks.schedules.lifecycle import recurring
+from django_durable_tasks.operations import Target, operation
+from django_durable_tasks.registry import NOTIFICATION_TASK
+from django_durable_tasks.schedules.schedule_cache import recurring
 from django_durable_tasks.states import inserts
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.targets.addresses import address_policy, parsed_url
-from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.enqueue import Call, new_task
 from django_durable_tasks.tasks.explanations import comment
 from django_durable_tasks.tasks.options import CallOptions
+from django_durable_tasks.texts import counted
 
 # Creates, changes and deletes notification settings, and records the result of deliveries.
 

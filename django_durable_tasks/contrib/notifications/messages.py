@@ -16,13 +16,13 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from django_durable_tasks.choices import FLAGS, DeliveryType, EventType, Status
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import InvalidOption, InvalidSchedule, InvalidTarget, about
 from django_durable_tasks.masking import MASK, masked_url, shortened
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.timetables.zones import zone, zone_name
 from django_durable_tasks.targets.addresses import AddressPolicy, parsed_url
 from django_durable_tasks.targets.http_request import OF_SETTINGS
+from django_durable_tasks.texts import did_you_mean
 
 _FAILED = (EventType.DEAD, EventType.FAILED)
 OF_TRANSITION: Mapping[tuple[str, Status], tuple[EventType, ...]] = {

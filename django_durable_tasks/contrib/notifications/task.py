@@ -27,14 +27,13 @@ from django_durable_tasks.contrib.notifications import deliveries, messages
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.masking import shortened
-from django_durable_tasks.registry import TaskTarget
+from django_durable_tasks.registry import NOTIFICATION_TASK, WATCHDOG_TASK, TaskTarget
 from django_durable_tasks.scheduler.jobs import PAUSE_FACTOR, SLICE, Job, register_job
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.targets.answers import BACKOFF, delay
 from django_durable_tasks.targets.http_request import http_request
-from django_durable_tasks.task_names import NOTIFICATION_TASK, WATCHDOG_TASK
 from django_durable_tasks.tasks import enqueue
 from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from django_durable_tasks import optional_apps
+from django_durable_tasks import contrib
 
 
-class VerifyConfig(optional_apps.OptionalAppConfig):
+class VerifyConfig(contrib.OptionalAppConfig):
     """The checks of the tables. It has no models."""
 
     name = "django_durable_tasks.contrib.verify"

@@ -30,12 +30,11 @@ from django_durable_tasks.contrib.verify.check import (
     read_context,
     rows_of,
 )
-from django_durable_tasks.counted import counted
 from django_durable_tasks.decorators import durable_task
-from django_durable_tasks.did_you_mean import did_you_mean
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
-from django_durable_tasks.operations.operation import OF_ALL_TENANTS, Target, operation
+from django_durable_tasks.operations import OF_ALL_TENANTS, Target, operation
 from django_durable_tasks.store import tables
+from django_durable_tasks.texts import counted, did_you_mean
 
 logger = logging.getLogger("django_durable_tasks.verify")
 

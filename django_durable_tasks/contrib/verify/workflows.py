@@ -20,7 +20,7 @@ from django_durable_tasks.contrib.verify.check import (
     lock_edges,
     rows_of,
 )
-from django_durable_tasks.dependencies import edges, joins, resolve
+from django_durable_tasks.dependencies import edges, resolve, rules
 from django_durable_tasks.dependencies.edges import workflow_runs
 from django_durable_tasks.models import (
     EndingEvent,
@@ -67,7 +67,7 @@ def unresolved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     queryset = waiting.filter(~Exists(upstream.filter(status__in=OPEN)), ~Exists(event), has_task)
     for pk, above, status in queryset.values_list("pk", "depends_on_id", "depends_on__status"):
         right = (
-            f"{status or joins.DELETED}, because the task {above} it waits for"
+            f"{status or rules.DELETED}, because the task {above} it waits for"
             f" {'has ended' if status else 'was deleted'}"
         )
         yield Finding(pk, "outcome", None, right)
@@ -79,7 +79,7 @@ def _insert_events_again(context: VerifyContext, keys: Sequence[Any]) -> None:
     upstreams = queryset.values_list("depends_on_id", "depends_on__epoch", "depends_on__status")
     edges.insert_events_again(
         {
-            above: (epoch or 0, status or joins.DELETED)
+            above: (epoch or 0, status or rules.DELETED)
             for above, epoch, status in upstreams
             if above is not None
         }
@@ -93,7 +93,7 @@ def _early(rows: Rows) -> Rows:
     known = rows.filter(
         resolved_at__isnull=False, depends_on__status__in=OPEN, task__status=Status.BLOCKED
     )
-    return known.exclude(outcome=joins.FORCED)
+    return known.exclude(outcome=rules.FORCED)
 
 
 @check(
@@ -143,7 +143,7 @@ def _mark(context: VerifyContext, keys: Sequence[Any]) -> None:
     dependencies.mark_upstreams([key for key in above if key is not None])
 
 
-def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, joins.EdgeCounts]]:
+def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, rules.EdgeCounts]]:
     """Return the BLOCKED tasks with their edges counted, except tasks of starts that are still in
     progress.
 
@@ -166,7 +166,7 @@ def _waiting(rows: Rows) -> Iterator[tuple[uuid.UUID, int | None, int, joins.Edg
     checked = [row for row in blocked if row[3] not in unsealed]
     counted = edges.tallies([row[0] for row in checked]) if checked else {}
     return (
-        (pk, join, number, counted.get(pk, joins.EdgeCounts())) for pk, join, number, _ in checked
+        (pk, join, number, counted.get(pk, rules.EdgeCounts())) for pk, join, number, _ in checked
     )
 
 
@@ -177,8 +177,8 @@ def miscounted_joins(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     BLOCKED tasks whose count does not match their unresolved edges.
     """
     for pk, join, number, tally in _waiting(rows):
-        if number != joins.needed(join, tally):
-            right = f"{joins.needed(join, tally)}, according to its edges"
+        if number != rules.needed(join, tally):
+            right = f"{rules.needed(join, tally)}, according to its edges"
             yield Finding(pk, "unresolved_dependencies_count", number, right)
 
 
@@ -194,10 +194,10 @@ def blocked_by_nothing(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     BLOCKED tasks whose join is met, or can no longer be met.
     """
     for pk, join, _, tally in _waiting(rows):
-        decision = joins.join_decision(join, tally, "")
-        if decision == joins.JoinDecision.RELEASE:
+        decision = rules.join_decision(join, tally, "")
+        if decision == rules.JoinDecision.RELEASE:
             yield Finding(pk, "status", Status.BLOCKED.value, "released, because nothing blocks it")
-        elif decision != joins.JoinDecision.STAY:
+        elif decision != rules.JoinDecision.STAY:
             right = "SKIPPED or FAILED, because its join cannot be met"
             yield Finding(pk, "status", Status.BLOCKED.value, right)
 

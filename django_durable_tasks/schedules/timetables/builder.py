@@ -326,7 +326,14 @@ def _day(date: str, month: str, weekday: str) -> str | None:
     if (date, month, weekday) == ("*", "*", "*"):
         return ""
     if (date, month) == ("*", "*"):
-        return _weekdays(weekday)
+        first, dash, last = weekday.partition("-")
+        names = []
+        for text in (first, last) if dash else weekday.split(","):
+            number = int(text) if text.isdigit() else _DAY_NAMES.get(text.upper())
+            if number is None or number >= len(_DAYS):
+                return None
+            names.append(_DAYS[number])
+        return f"{names[0]} to {names[1]}" if dash else _listed(names)
     if weekday != "*" or not (date.isdigit() or date == "L"):
         return None
     which = "the last day" if date == "L" else f"day {int(date)}"
@@ -337,17 +344,6 @@ def _day(date: str, month: str, weekday: str) -> str | None:
         if month.isdigit() and 1 <= int(month) <= 12
         else None
     )
-
-
-def _weekdays(field: str) -> str | None:
-    first, dash, last = field.partition("-")
-    names = []
-    for text in (first, last) if dash else field.split(","):
-        number = int(text) if text.isdigit() else _DAY_NAMES.get(text.upper())
-        if number is None or number >= len(_DAYS):
-            return None
-        names.append(_DAYS[number])
-    return f"{names[0]} to {names[1]}" if dash else _listed(names)
 
 
 def _listed(names: Sequence[str]) -> str:

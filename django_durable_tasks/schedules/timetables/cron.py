@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache, partial
@@ -303,26 +303,22 @@ def _times(
 @lru_cache(maxsize=1024)
 def _days(pattern: DayPattern, year: int) -> tuple[int, ...]:
     """Return the days of a year that match, as ordinals."""
-    return tuple(
-        day for month in sorted(pattern.months) for day in _days_of_month(pattern, year, month)
-    )
-
-
-def _days_of_month(pattern: DayPattern, year: int, month: int) -> Iterator[int]:
-    length = monthrange(year, month)[1]
-    first = date(year, month, 1).toordinal()
-    dates = pattern.dates | {_nearest_weekday(first, length, day) for day in pattern.nearest}
-    dates |= {length} if pattern.last else set()
-    join = any if pattern.either else all
-    for number in range(1, length + 1):
-        weekday = (first + number - 1) % 7  # ordinal 7 was a Sunday
-        is_named = (
-            weekday in pattern.weekdays
-            or (weekday, (number - 1) // 7 + 1) in pattern.nth
-            or (number + 7 > length and (weekday, LAST) in pattern.nth)
-        )
-        if join((number in dates, is_named)):
-            yield first + number - 1
+    days, join = list[int](), any if pattern.either else all
+    for month in sorted(pattern.months):
+        length = monthrange(year, month)[1]
+        first = date(year, month, 1).toordinal()
+        dates = pattern.dates | {_nearest_weekday(first, length, day) for day in pattern.nearest}
+        dates |= {length} if pattern.last else set()
+        for number in range(1, length + 1):
+            weekday = (first + number - 1) % 7  # ordinal 7 was a Sunday
+            is_named = (
+                weekday in pattern.weekdays
+                or (weekday, (number - 1) // 7 + 1) in pattern.nth
+                or (number + 7 > length and (weekday, LAST) in pattern.nth)
+            )
+            if join((number in dates, is_named)):
+                days.append(first + number - 1)
+    return tuple(days)
 
 
 def _nearest_weekday(first: int, length: int, day: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from calendar import isleap, monthrange
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from functools import cache, lru_cache, partial
@@ -211,7 +211,19 @@ def _rule(text: str, start: datetime, setting: TimetableContext) -> Rule:
     for fault, applies in faults.items():
         if applies:
             raise InvalidSchedule.of("rrule", text[:80], f"{fault}.")
-    return _completed(rule, start)
+    # The missing parts are derived from the start.
+    completed: dict[str, Any] = {}
+    if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays or rule.nth):
+        if rule.frequency == "YEARLY" and not rule.months:
+            completed["months"] = frozenset({start.month})
+        if rule.frequency in {"YEARLY", "MONTHLY"}:
+            completed["month_days"] = frozenset({start.day})
+        if rule.frequency == "WEEKLY":
+            completed["weekdays"] = frozenset({start.weekday()})
+    for name, finest in (("hour", "HOURLY"), ("minute", "MINUTELY"), ("second", "SECONDLY")):
+        if not getattr(rule, f"{name}s") and rule.rank < FREQUENCIES.index(finest):
+            completed[f"{name}s"] = frozenset({getattr(start, name)})
+    return replace(rule, **completed)
 
 
 def _read(key: str, value: str, setting: TimetableContext) -> Mapping[str, Any]:
@@ -224,7 +236,19 @@ def _read(key: str, value: str, setting: TimetableContext) -> Mapping[str, Any]:
             )
         }
     if key == "BYDAY":
-        return _weekdays(value)
+        plain, nth = set(), set()
+        for word in value.split(","):
+            match = _BYDAY.fullmatch(word)
+            if not match or (match[1] and not 1 <= abs(int(match[1])) <= 53):
+                raise InvalidSchedule(
+                    f"rrule: BYDAY={word[:40]!r}: give for example MO, 2TU or -1FR."
+                )
+            weekday = _WEEKDAYS.index(match[2])
+            if match[1]:
+                nth.add((weekday, int(match[1])))
+            else:
+                plain.add(weekday)
+        return {"weekdays": frozenset(plain), "nth": frozenset(nth)}
     if key == "FREQ" and value in FREQUENCIES:
         return {"frequency": value}
     if key == "WKST" and value in _WEEKDAYS:
@@ -249,36 +273,6 @@ def _number(key: str, word: str, least: int, most: int, signed: bool) -> int:
             return number
     ends = f" or from {-most} to {-least}" if signed else ""
     raise InvalidSchedule(f"rrule: {key}={word[:40]!r}: give numbers from {least} to {most}{ends}.")
-
-
-def _weekdays(value: str) -> Mapping[str, Any]:
-    plain, nth = set(), set()
-    for word in value.split(","):
-        match = _BYDAY.fullmatch(word)
-        if not match or (match[1] and not 1 <= abs(int(match[1])) <= 53):
-            raise InvalidSchedule(f"rrule: BYDAY={word[:40]!r}: give for example MO, 2TU or -1FR.")
-        weekday = _WEEKDAYS.index(match[2])
-        if match[1]:
-            nth.add((weekday, int(match[1])))
-        else:
-            plain.add(weekday)
-    return {"weekdays": frozenset(plain), "nth": frozenset(nth)}
-
-
-def _completed(rule: Rule, start: datetime) -> Rule:
-    """Return the rule with its missing parts derived from its start."""
-    values: dict[str, Any] = {}
-    if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays or rule.nth):
-        if rule.frequency == "YEARLY" and not rule.months:
-            values["months"] = frozenset({start.month})
-        if rule.frequency in {"YEARLY", "MONTHLY"}:
-            values["month_days"] = frozenset({start.day})
-        if rule.frequency == "WEEKLY":
-            values["weekdays"] = frozenset({start.weekday()})
-    for name, finest in (("hour", "HOURLY"), ("minute", "MINUTELY"), ("second", "SECONDLY")):
-        if not getattr(rule, f"{name}s") and rule.rank < FREQUENCIES.index(finest):
-            values[f"{name}s"] = frozenset({getattr(start, name)})
-    return replace(rule, **values)
 
 
 # One recurrence rule (RFC 5545), evaluated year by year on the calendar, with bounded work per
@@ -445,36 +439,29 @@ def _same_calendar(weekday: int, leaps: tuple[bool, bool, bool]) -> int:
 @lru_cache(maxsize=2048)
 def _pattern(rule: Rule, months: frozenset[int], year: int) -> tuple[int, ...]:
     """Return the days of a year that the BY parts select, counted from 0, whatever the interval."""
-    year_length, new_year = 365 + isleap(year), date(year, 1, 1).toordinal()
-    return tuple(
-        day - new_year
-        for month in sorted(months)
-        for day in _days_of_month(rule, year, month, year_length)
-    )
-
-
-def _days_of_month(rule: Rule, year: int, month: int, year_length: int) -> Iterator[int]:
-    length = monthrange(year, month)[1]
-    first, new_year = date(year, month, 1).toordinal(), date(year, 1, 1).toordinal()
+    days, year_length, new_year = list[int](), 365 + isleap(year), date(year, 1, 1).toordinal()
     by_month = rule.frequency == "MONTHLY" or bool(rule.months)
-    for number in range(1, length + 1):
-        day = first + number - 1
-        of_year = day - new_year + 1
-        weekday = (day - 1) % 7
-        place, last = (number, length) if by_month else (of_year, year_length)
-        ahead, behind = (place - 1) // 7 + 1, -((last - place) // 7 + 1)
-        if (
-            _fits(rule.month_days, number, length)
-            and _fits(rule.year_days, of_year, year_length)
-            and (not rule.weeks or _in_weeks(rule, day))
-            and (
-                not (rule.weekdays or rule.nth)
-                or weekday in rule.weekdays
-                or (weekday, ahead) in rule.nth
-                or (weekday, behind) in rule.nth
-            )
-        ):
-            yield day
+    for month in sorted(months):
+        length, first = monthrange(year, month)[1], date(year, month, 1).toordinal()
+        for number in range(1, length + 1):
+            day = first + number - 1
+            of_year = day - new_year + 1
+            weekday = (day - 1) % 7
+            place, last = (number, length) if by_month else (of_year, year_length)
+            ahead, behind = (place - 1) // 7 + 1, -((last - place) // 7 + 1)
+            if (
+                _fits(rule.month_days, number, length)
+                and _fits(rule.year_days, of_year, year_length)
+                and (not rule.weeks or _in_weeks(rule, day))
+                and (
+                    not (rule.weekdays or rule.nth)
+                    or weekday in rule.weekdays
+                    or (weekday, ahead) in rule.nth
+                    or (weekday, behind) in rule.nth
+                )
+            ):
+                days.append(day - new_year)
+    return tuple(days)
 
 
 def _fits(numbers: frozenset[int], number: int, length: int) -> bool:

@@ -10,8 +10,8 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from django_durable_tasks.did_you_mean import nearest
 from django_durable_tasks.exceptions import InvalidSchedule
+from django_durable_tasks.texts import nearest
 
 # Time zones by name, always from the ``tzdata`` package, so that all nodes with the same package
 # compute the same fire times.

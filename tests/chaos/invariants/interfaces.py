@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from tests.chaos.records import History, Request, Selection
 
 BATCHED = frozenset({"batched", "batched many"})

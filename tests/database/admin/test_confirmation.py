@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.admin import actions
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, RecurringTask, Task
-from django_durable_tasks.operations.operation import OPERATIONS
+from django_durable_tasks.operations import OPERATIONS
 from tests.database.admin.site import act, confirmed, list_of, messages_of, operator, page_of, text
 from tests.database.recurring.schedules import a_schedule
 from tests.factories import a_task, many_tasks

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from django_durable_tasks.admin.recurring_tasks import OPERATIONS
 from django_durable_tasks.contrib.api.models import ApiKey
 from django_durable_tasks.models import RecurringTask, SchedulerLease
-from django_durable_tasks.operations.operation import ArgumentType, Operation, OperationResult
+from django_durable_tasks.operations import ArgumentType, Operation, OperationResult
 from django_durable_tasks.tasks import claim
 from tests.database.admin.full_tenant import MODEL_ADMINS, a_full_tenant, pages_of, shared_rows
 from tests.database.admin.site import list_of, page_of

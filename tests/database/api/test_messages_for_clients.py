@@ -14,7 +14,7 @@ from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import BUILT_IN_MEMBERS
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.registry import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 from tests.database.api.client import ADD, ROOT, SETTINGS, ApiClient, a_client, call
 from tests.database.notifications.sending import a_setting
 from tests.factories import a_log_row, many_tasks

@@ -9,7 +9,7 @@ import pytest
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import Task
-from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from tests.database.api.client import ApiClient, pointers
 
 pytestmark = pytest.mark.django_db

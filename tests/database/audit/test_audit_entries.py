@@ -28,7 +28,7 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.cluster import QueueControlManager
 from django_durable_tasks.models.schedules import CalendarManager, RecurringTaskManager
 from django_durable_tasks.models.tasks import DeadLetterQuerySet, TaskManager, TaskQuerySet
-from django_durable_tasks.operations.operation import OPERATIONS
+from django_durable_tasks.operations import OPERATIONS
 from django_durable_tasks.tasks import operator_actions
 from tests.database.api.client import a_tenant
 from tests.database.dependencies.worker_and_leader import succeed

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from django_durable_tasks.models import Task
-from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from tests.database.commands.durable_command import durable
 from tests.database.notifications.sending import SETTINGS, a_setting, a_webhook, run
 from tests.factories import a_tenant

@@ -12,7 +12,7 @@ import pytest
 from celery.exceptions import Retry
 from django.db import transaction
 
-from django_durable_tasks import host_clock, process_state
+from django_durable_tasks import process_state
 from django_durable_tasks.celery.endings import outcome_of
 from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.choices import Status
@@ -29,7 +29,7 @@ NEAR = timedelta(seconds=20)
 
 
 def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    right = vars(host_clock)["datetime"].now
+    right = vars(clock)["datetime"].now
 
     class Shifted:
         """The class datetime, as far as the host's clock uses it."""
@@ -39,7 +39,7 @@ def _set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
             at: datetime = right(zone)
             return at + timedelta(seconds=seconds)
 
-    monkeypatch.setattr(host_clock, "datetime", Shifted)
+    monkeypatch.setattr(clock, "datetime", Shifted)
 
 
 @pytest.fixture(autouse=True)

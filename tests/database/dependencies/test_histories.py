@@ -15,7 +15,7 @@ from hypothesis.stateful import rule
 from django_durable_tasks.choices import Gate
 from django_durable_tasks.dependencies import edges, edit, resolve
 from django_durable_tasks.dependencies import replay as dependency_replay
-from django_durable_tasks.dependencies.joins import edges_to
+from django_durable_tasks.dependencies.rules import edges_to
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import EndingEvent, Task, WorkflowRun
 from django_durable_tasks.states import attempt_log, endings

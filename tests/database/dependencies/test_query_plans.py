@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.joins import NewEdge
+from django_durable_tasks.dependencies.rules import NewEdge
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency
 from tests.database.pages import Plan
 

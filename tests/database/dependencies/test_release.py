@@ -13,7 +13,7 @@ import pytest
 from django_durable_tasks import Workflow
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edges, edit, replay, resolve
-from django_durable_tasks.dependencies.joins import edges_to
+from django_durable_tasks.dependencies.rules import edges_to
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, InvalidOption
 from django_durable_tasks.models import DeadLetter, Task, TaskDependency
 from django_durable_tasks.tasks import operator_actions

@@ -7,7 +7,7 @@ from collections import Counter
 
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edges, resolve
-from django_durable_tasks.dependencies.joins import EdgeCounts, needed
+from django_durable_tasks.dependencies.rules import EdgeCounts, needed
 from django_durable_tasks.models import Task, WorkflowRun
 from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.task_values import Run

@@ -15,8 +15,8 @@ from django_durable_tasks.contrib.notifications.deliveries import StartedDeliver
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.exceptions import DeliveryFailed
 from django_durable_tasks.models import Task
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.tasks import claim
 from tests.delivery import deliver
 

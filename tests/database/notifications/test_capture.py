@@ -15,9 +15,9 @@ from django_durable_tasks.contrib.notifications.apps import NotificationsConfig
 from django_durable_tasks.contrib.notifications.capture import RecentSubscriptions
 from django_durable_tasks.contrib.notifications.models import NotificationEvent
 from django_durable_tasks.models import Task
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from django_durable_tasks.states.guarded_update import RECORDERS, watching
 from django_durable_tasks.states.machine import EndingKind, Outcome
-from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.tasks import attempts
 from tests.database.notifications.sending import a_setting, events, types
 from tests.factories import a_run, a_task, a_tenant

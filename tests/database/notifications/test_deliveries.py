@@ -20,10 +20,10 @@ from django_durable_tasks.contrib.notifications.models import NotificationEvent,
 from django_durable_tasks.limits import config
 from django_durable_tasks.models import Task
 from django_durable_tasks.models.fields import DatabaseNow
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.targets.http_request import derived_secret, verify
-from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.tasks import attempts, claim
 from tests.database.notifications.sending import (
     SETTINGS,

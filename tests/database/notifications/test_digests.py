@@ -15,9 +15,9 @@ from django_durable_tasks.choices import EventType
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.deliveries import StartedDeliveries
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import NOTIFICATION_TASK
 from tests.database.notifications.sending import (
     a_webhook,
     create_deliveries,

@@ -18,8 +18,8 @@ from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.contrib.callbacks.tasks import DeliveryRetry
 from django_durable_tasks.contrib.notifications.models import NotificationEvent
 from django_durable_tasks.exceptions import DeliveryFailed
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import NOTIFICATION_TASK
 from django_durable_tasks.tasks import attempts
 from tests.database.notifications.sending import (
     SETTINGS,

@@ -11,8 +11,8 @@ import pytest
 from django_durable_tasks.contrib.callbacks.models import DeliveryAttempt
 from django_durable_tasks.contrib.notifications.task import ProbeWorkers
 from django_durable_tasks.models import Task
+from django_durable_tasks.registry import WATCHDOG_TASK
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_names import WATCHDOG_TASK
 from tests.database.notifications.sending import SETTINGS, a_setting, result, run, types
 from tests.http_servers import Listener, answer, answering, listening
 

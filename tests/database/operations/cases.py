@@ -28,7 +28,7 @@ from django_durable_tasks.models import (
     TaskDependency,
     Tenant,
 )
-from django_durable_tasks.operations.operation import OPERATIONS, Operation
+from django_durable_tasks.operations import OPERATIONS, Operation
 from django_durable_tasks.workflows import operations as graph_operations
 from tests.database.admin.site import act
 from tests.database.admin.workflow_actions import choose, do

@@ -36,7 +36,7 @@ from django_durable_tasks.models import (
     Tenant,
     WorkflowRun,
 )
-from django_durable_tasks.operations.operation import APP, OPERATIONS, Operation, Reason, Target
+from django_durable_tasks.operations import APP, OPERATIONS, Operation, Reason, Target
 from tests.database.admin.site import operator
 from tests.database.api.client import SETTINGS, a_client
 from tests.database.commands.durable_command import Answer, durable, parsers

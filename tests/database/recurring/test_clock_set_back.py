@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
-from django_durable_tasks.schedules import lifecycle, writes
+from django_durable_tasks.schedules import schedule_cache, writes
 from django_durable_tasks.store.clock import database_now
 from tests.database.recurring.schedules import START, a_schedule, fire, fire_times, ledger_of
 from tests.repetitions import repetitions
@@ -106,4 +106,4 @@ def test_a_pause_and_an_ended_schedule_keep_their_next_time() -> None:
     assert (paused.watermark_at, paused.next_run_at) == (now, now + timedelta(hours=1))
     ended.refresh_from_db()
     assert (ended.watermark_at, ended.next_run_at) == (ahead, None)
-    assert lifecycle.recurring().filter(watermark_at__gt=now).count() == 1
+    assert schedule_cache.recurring().filter(watermark_at__gt=now).count() == 1

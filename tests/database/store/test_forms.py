@@ -28,7 +28,7 @@ from django_durable_tasks.contrib.api.quotas import RequestRate
 from django_durable_tasks.contrib.callbacks import endpoints
 from django_durable_tasks.contrib.callbacks.models import Endpoint
 from django_durable_tasks.dependencies import edges, resolve
-from django_durable_tasks.dependencies.joins import NewEdge
+from django_durable_tasks.dependencies.rules import NewEdge
 from django_durable_tasks.limits import admission, backpressure, waitlist
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.models.tasks import NEVER

@@ -14,7 +14,7 @@ from django.contrib.auth.models import Group
 from django.db import Error, IntegrityError, connection, transaction
 from django.db.transaction import TransactionManagementError
 
-from django_durable_tasks import Workflow, host_clock, ports, testing
+from django_durable_tasks import Workflow, ports, testing
 from django_durable_tasks.models import (
     DeadLetter,
     Limit,
@@ -23,6 +23,7 @@ from django_durable_tasks.models import (
     Task,
     WorkflowRun,
 )
+from django_durable_tasks.store import clock
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.testing import (
     acrash,
@@ -50,7 +51,7 @@ def nothing_is_left() -> Iterator[None]:
     before = ports.publish, ports.publish_batches
     yield
     assert (ports.publish, ports.publish_batches) == before
-    assert host_clock.travelled == timedelta()
+    assert clock.travelled == timedelta()
     assert testing._add_distance not in connection.execute_wrappers
     assert testing._capturing == []
 
@@ -378,7 +379,7 @@ def test_one_schedule_fires_and_no_other() -> None:
 
 def test_travel_by_nothing_contains_other_travels() -> None:
     with travel(timedelta()):
-        host_clock.travelled = timedelta()  # as on a host that reads the clock twice at once
+        clock.travelled = timedelta()  # as on a host that reads the clock twice at once
         with travel(HOUR):
             pass
         with travel(HOUR):

@@ -13,7 +13,7 @@ from django.db import connection
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.dependencies import edges
-from django_durable_tasks.dependencies.joins import NewEdge
+from django_durable_tasks.dependencies.rules import NewEdge
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.store.dialects import text
 from tests.database.dependencies.worker_and_leader import recount

@@ -12,7 +12,7 @@ from django_durable_tasks import Workflow
 from django_durable_tasks.celery.endings import outcome_of
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edit, resolve
-from django_durable_tasks.dependencies.joins import edges_to
+from django_durable_tasks.dependencies.rules import edges_to
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidArguments,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from django_durable_tasks.task_names import NOTIFICATION_TASK
+from django_durable_tasks.registry import NOTIFICATION_TASK
 from tests.chaos.records import (
     Change,
     CreationCount,

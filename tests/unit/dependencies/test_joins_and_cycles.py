@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.choices import TERMINAL, DependencyType, OnUpstreamFailure, WorkflowStatus
-from django_durable_tasks.dependencies.joins import (
+from django_durable_tasks.dependencies.rules import (
     DELETED,
+    MARK,
     EdgeCounts,
     JoinDecision,
+    Reference,
+    check_size,
     cycle_in,
     edge_outcome,
     join_decision,
@@ -24,11 +27,6 @@ from django_durable_tasks.dependencies.joins import (
     met,
     needed,
     needed_of,
-)
-from django_durable_tasks.dependencies.references import (
-    MARK,
-    Reference,
-    check_size,
     references_in,
     referred,
     resolved,

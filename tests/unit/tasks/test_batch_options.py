@@ -8,7 +8,7 @@ import pytest
 
 from django_durable_tasks.choices import OnOrphan
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.task_names import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
+from django_durable_tasks.registry import HTTP_CALLBACK_TASK, QUEUE_MESSAGE_TASK
 from django_durable_tasks.tasks.options import CallOptions, call_options, task_options
 from django_durable_tasks.workflows.builder import END
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_durable_tasks.dependencies.joins import PlannedEdge, edges_to
+from django_durable_tasks.dependencies.rules import PlannedEdge, edges_to
 from django_durable_tasks.exceptions import (
     DependencyCycle,
     InvalidOption,

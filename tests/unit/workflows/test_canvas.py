@@ -16,7 +16,7 @@ from celery.canvas import xmap
 
 from django_durable_tasks import Workflow, durable_task
 from django_durable_tasks.celery import canvas
-from django_durable_tasks.dependencies.references import Reference, TaskId, written
+from django_durable_tasks.dependencies.rules import Reference, TaskId, written
 from django_durable_tasks.exceptions import InvalidReference, UntranslatableCanvas
 from django_durable_tasks.workflows.builder import END, MAP, STARMAP, Plan, PlannedTask
 from tests.project.tasks import add, echo, noop, third_time_lucky, urgent

@@ -21,8 +21,8 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks.audit import acting
-from django_durable_tasks.counted import counted
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.texts import counted
 
 logger = logging.getLogger("django_durable_tasks.operations")
 APP = "django_durable_tasks"

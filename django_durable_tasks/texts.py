@@ -1,9 +1,20 @@
-"""Suggestions for misspelt names in error messages."""
+"""Parts of messages: numbers with their nouns, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """Return ``1 task`` or ``1,200 tasks``, for log lines and the command line. The admin uses
+    ``ngettext``.
+
+    ``plural`` is ``singular`` with an ``s`` by default, and may contain the verb, as in
+    ``counted(number, "task waits", "tasks wait")``.
+    """
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
 
 _LAST_PART = 0.7
 """The least similarity of the last parts of two dotted names, from 0 to 1."""
