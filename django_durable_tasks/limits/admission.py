@@ -174,7 +174,7 @@ class _Bound:
     task: Any
     request: limits_scopes.AdmissionRequest
     share: str | None
-    is_selected: bool
+    has_turn: bool
 
     @property
     def scopes(self) -> Sequence[str]:
@@ -371,11 +371,11 @@ class LimitAdmission:
         return refused
 
     def _waits_for_its_share(self, row: _Bound) -> bool:
-        """Return whether the queue serves tenants round-robin, other tasks wait, and this one is
-        not selected yet.
+        """Return whether the queue serves tenants round-robin, other tasks wait, and this one has
+        not had its turn.
         """
         queue = row.task.queue
-        if row.is_selected or not self._limit_config.takes_turns(queue):
+        if row.has_turn or not self._limit_config.takes_turns(queue):
             return False
         if queue not in self._shares_waiting:
             self._shares_waiting[queue] = bool(waiting_shares(queue, 10))
@@ -395,17 +395,14 @@ class LimitAdmission:
         config, queue, tenant_id = self._limit_config, task.queue, task.tenant_id
         scopes = [*config.wide(queue), *config.narrow(task.name, tenant_id, task.limit_key)]
         share = limits_scopes.scope_of_share(queue, tenant_id) if config.tenants else None
-        selected = (
-            share is not None
-            and task.waiting_for_limit is not None
-            and is_selected(task.waiting_for_limit, queue, tenant_id, config)
-        )
-        if share is not None and not selected:
+        # Its turn has come, but a customer's part of the processes may be in use again.
+        has_turn = share is not None and task.waiting_for_limit == share
+        if share is not None and not (has_turn and is_selected(share, queue, tenant_id, config)):
             scopes.append(share)
         request = waitlist.admission_request(
             task_id, scopes, task.weight, (task.priority, due_since)
         )
-        return _Bound(task_id, task, request, share, selected)
+        return _Bound(task_id, task, request, share, has_turn)
 
     def _count_usage(self, excluded: Sequence[_Bound], *, strict: bool = True) -> None:
         """Count the usage once, without the tasks ``excluded``.

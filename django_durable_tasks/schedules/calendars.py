@@ -23,7 +23,7 @@ from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.operations import Target, operation
 from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.schedules.business_days import BusinessDays
-from django_durable_tasks.schedules.lifecycle import check_rolled
+from django_durable_tasks.schedules.lifecycle import check_added_runs, check_rolled
 from django_durable_tasks.schedules.schedule_cache import (
     agenda_of,
     business_days,
@@ -196,9 +196,11 @@ def _replan(name: str, tenant_id: int) -> None:
             if row.status != RecurringStatus.ACTIVE:
                 continue
             try:
+                agenda = agenda_of(row, calendars)
                 if most is not None:
                     rolled += check_rolled(row, calendars)
-                following = agenda_of(row, calendars).next(row.watermark_at)
+                    check_added_runs(row, agenda, most)
+                following = agenda.next(row.watermark_at)
             except InvalidSchedule as broken:
                 raise InvalidCalendar(
                     f"Calendar {name!r} breaks recurring task {row.name!r}: {broken}"

@@ -4,6 +4,8 @@ times.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -24,7 +26,7 @@ from django_durable_tasks.exceptions import (
     InvalidSchedule,
     TransitionRefused,
 )
-from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask, Tenant
+from django_durable_tasks.models import DEFAULT_TENANT_ID, RecurringTask
 from django_durable_tasks.models.fields import undecrypted
 from django_durable_tasks.operations import Argument, Reason, Target, as_text, operation
 from django_durable_tasks.option_values import KEY_MAX, checked_key, checked_name, instant, seconds
@@ -626,7 +628,10 @@ def override(
                 )
         created = Override(when, action, target, actor.reason[:200], actor.by[:200])
         schedule.overrides = stored_overrides([*kept, created])
-        _check_runs_of_day(schedule, created)
+        if action == Action.ADD:
+            _check_runs_of_day(schedule, when, "fire_time")
+        elif target is not None and target.date() != when.date():
+            _check_runs_of_day(schedule, target, "move_to")
         entry.detail(override=[action, when, target])
         _replan(row, schedule, now)
     return created
@@ -664,6 +669,8 @@ def withdraw_override(row: RecurringTask, fire_time: FireTime) -> bool:
         )
         entry.detail(removed_override=[existing.action, when, existing.move_to])
         _refuse_recorded(schedule, when)
+        if existing.action != Action.ADD:
+            _check_runs_of_day(schedule, when, "fire_time")
         _replan(row, schedule, now)
     return True
 
@@ -734,24 +741,45 @@ _DAY = timedelta(days=1)
 _MOST_COMPARED = 20
 
 
-def check_runs_per_day(tenant: Tenant, row: RecurringTask) -> None:
-    """Raise InvalidSchedule if a recurring task would run more often in a day than the quota
-    allows.
+# Exact comparisons of days with added runs: each reads all runs of the day.
+_MOST_ADDED_TO = 20
+_POSITIONS = re.compile(r"BYSETPOS=([-+\d,]*)", re.IGNORECASE)
+
+
+def check_runs_per_day(row: RecurringTask) -> None:
+    """Raise InvalidSchedule if a recurring task would run more often in a day than the quota of its
+    tenant allows.
 
     Looks at two days of the schedule and of each part and rule of its timetable: that from the
     first run, which may be a part of a day on which it fires, and that from the first run after it.
-    So a part that fires often on few days is found behind one that fires daily.
+    So a part that fires often on few days is found behind one that fires daily. BYSETPOS can select
+    all its fires from one later day, so its positions are counted instead. On days to which
+    overrides add runs, these are counted too.
     """
-    most = None if ports.quotas is None else ports.quotas.runs_per_day(tenant)
+    most = None if ports.quotas is None else ports.quotas.runs_per_day(row.tenant)
     if most is None:
         return
     calendars = calendars_of([row])
-    agenda, parts = agenda_of(row, calendars), alternatives(fire_times_of(row))
     check_rolled(row, calendars)
+    times, agenda = fire_times_of(row), agenda_of(row, calendars)
+    positions = [
+        number
+        for part in row.timetable
+        for listed in _POSITIONS.findall(str(part.get("rrule", "")))
+        for number in listed.split(",")
+    ]
+    too_many = (
+        f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
+        " timetable that fires less often."
+    )
+    if len(positions) > most:
+        raise InvalidSchedule(
+            f"{too_many} BYSETPOS selects {len(positions):,} times, which may be on one day."
+        )
+    parts, compared, together = alternatives(times), set[datetime](), 0
     sources: list[Timetable | Agenda] = [agenda]
     if len(parts) > 1:
         sources += [BoundedTimetable(part, row.start_time, row.end_time) for part in parts]
-    together = 0
     for source in sources:
         days, after = list[datetime](), row.watermark_at
         while len(days) < 2 and (first := source.next(after)) is not None:
@@ -762,15 +790,49 @@ def check_runs_per_day(tenant: Tenant, row: RecurringTask) -> None:
             together += max(counts, default=0)
             exceeds = together > most
         else:
-            exceeds = any(
-                _has_more_runs(source, day, most) or _has_more_runs(agenda, day, most)
-                for day in days
-            )
+            exceeds = any(_has_more_runs(source, day, most) for day in days)
+            if source is not agenda:
+                exceeds = exceeds or any(
+                    _has_more_runs(agenda, day, most) for day in days if day not in compared
+                )
+            compared.update(days)
         if exceeds:
+            raise InvalidSchedule(too_many)
+    check_added_runs(row, agenda, most)
+
+
+def check_added_runs(row: RecurringTask, agenda: Agenda, most: int) -> None:
+    """Raise InvalidSchedule if a day to which overrides add runs has more than ``most``: it was
+    closed, or the timetable fired less often, when they were added.
+    """
+    added = Counter[datetime]()
+    for changed in overrides_of(row):
+        at = changed.fire_time if changed.action == Action.ADD else changed.move_to
+        if at is not None and at > row.watermark_at:
+            added[_midnight(at)] += 1
+    if not added:
+        return
+    # As many runs as the busiest of three days has without them.
+    times, after, regular = fire_times_of(row), row.watermark_at, 0
+    for _number in range(3):
+        first = times.next(after)
+        if first is None:
+            break
+        day = first.at - TICK
+        regular = max(regular, times.count(day, day + _DAY).number)
+        after = first.at + _DAY - TICK
+    for place, (day, number) in enumerate(added.most_common()):
+        if regular + number <= most:
+            return
+        if place == _MOST_ADDED_TO or _has_more_runs(agenda, day, most):
             raise InvalidSchedule(
-                f"runs_per_day: the tenant may run a recurring task {most:,} times in a day. Give a"
-                " timetable that fires less often."
+                f"runs_per_day: the tenant may run a recurring task {most:,} times in a day, and"
+                f" {day.date()} would have more with those that overrides add. Remove some first."
             )
+
+
+def _midnight(at: datetime) -> datetime:
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 _MOST_ROLLED = 5_000
@@ -812,22 +874,14 @@ def _has_more_runs(agenda: Agenda | Timetable, start: datetime, most: int) -> bo
     return sum(1 for _run in islice(walk(agenda, before, last), most + 1)) > most
 
 
-def _check_runs_of_day(schedule: RecurringTask, added: Override) -> None:
-    """Raise InvalidSchedule if an override brings a run to a day (UTC) that then has more runs than
-    the quota of the tenant allows.
-
-    A run that is moved within its day adds none.
+def _check_runs_of_day(schedule: RecurringTask, at: datetime, option: str) -> None:
+    """Raise InvalidSchedule if the day (UTC) to which an override, or the removal of one, brings a
+    run has more runs than the quota of the tenant allows.
     """
-    at = added.fire_time if added.action == Action.ADD else added.move_to
-    if at is None or (added.action == Action.MOVE and at.date() == added.fire_time.date()):
-        return
     most = None if ports.quotas is None else ports.quotas.runs_per_day(schedule.tenant)
-    if most is None:
-        return
-    midnight = at.replace(hour=0, minute=0, second=0, microsecond=0)
-    if _has_more_runs(agenda_of(schedule), midnight, most):
+    if most is not None and _has_more_runs(agenda_of(schedule), _midnight(at), most):
         raise InvalidSchedule(
             f"runs_per_day: the tenant may run a recurring task {most:,} times in a day, and"
             f" {at.date()} would have more. Choose another day, or remove an override first.",
-            option="move_to" if added.action == Action.MOVE else "fire_time",
+            option=option,
         )

@@ -10,12 +10,21 @@ from django.db import DEFAULT_DB_ALIAS, connection
 from pytest_django.plugin import DjangoDbBlocker
 
 from django_durable_tasks.celery import broker_connection, broker_outage
+from django_durable_tasks.limits import backpressure
 from django_durable_tasks.store import connections
 from tests.factories import QUEUE, first_rows
 from tests.messages import take_task_messages
 from tests.process_state import new_process_state
 from tests.project import tasks  # noqa: F401 - rows of its tasks are replayed by name
 from tests.table_cleanup import empty_tables, truncate_tables
+
+
+@pytest.fixture
+def many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no customer be bounded by its part of the processes, so that windows, limits and turns
+    decide. Without a worker a customer has one place.
+    """
+    monkeypatch.setattr(backpressure, "workers_of", lambda _concurrency: 1_000_000)
 
 
 @pytest.fixture(scope="module")

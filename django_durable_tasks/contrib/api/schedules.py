@@ -224,7 +224,7 @@ class RecurringTaskViewSet(views.OperationsMixin, views.ReadMixin):
             text = f"The tenant has a recurring task with the name {name!r}."
             raise Problem(problems.CONFLICT, text) from None
         if not same:
-            check_runs_per_day(tenant, row)
+            check_runs_per_day(row)
             charge(tenant, "recurring_tasks")
         location = views.address_of("recurring-task-detail", recurring_task_id=row.pk)
         stored = self.rows().get(pk=row.pk)
@@ -248,7 +248,7 @@ class RecurringTaskViewSet(views.OperationsMixin, views.ReadMixin):
                     name=row.name, task=row.task, tenant=tenant, revision=row.revision, **keywords
                 )
                 if _TIMES & data.keys():
-                    check_runs_per_day(tenant, self.find())
+                    check_runs_per_day(self.find())
 
         return self.edit_with(change, lock=True)
 

@@ -682,4 +682,5 @@ def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> WallTimes
 
 def _all(rules: Iterable[Rule], dates: set[int]) -> tuple[WallTimes, ...]:
     single: tuple[WallTimes, ...] = (Dates(tuple(sorted(dates))),) if dates else ()
-    return (*map(rule_wall_times, rules), *single)
+    # Equal rules fire at the same times.
+    return (*map(rule_wall_times, dict.fromkeys(rules)), *single)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,8 @@ from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.exceptions import InvalidSchedule, TransitionRefused
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task
 from django_durable_tasks.schedules import ledger, lifecycle, trigger
+from django_durable_tasks.schedules.schedule_cache import fire_times_of
+from django_durable_tasks.schedules.timetables.builder import alternatives
 from tests.database.api.client import ADD, ApiClient, call
 from tests.factories import many_tasks
 from tests.repetitions import repetitions
@@ -137,6 +140,24 @@ def test_a_recurring_task_runs_once_a_minute_at_most_unless_the_quota_allows_mor
     assert acme.patch(f"/recurring-tasks/{key}", shorter, If_Match="*").status_code == 200
 
 
+def test_the_times_that_bysetpos_selects_from_one_day_are_counted(acme: ApiClient) -> None:
+    _allow(acme, runs_per_day=24)
+    minutes = "BYHOUR=" + ",".join(map(str, range(24))) + ";BYMINUTE=0,15,30,45"
+    positions = "1,97," + ",".join(map(str, range(193, 193 + 48)))  # the third day is the full one
+    rule = f"FREQ=MONTHLY;BYMONTHDAY=10,11,12;{minutes};BYSETPOS={positions}"
+    refused = _schedule(acme, rrule=rule)
+    assert (refused.status_code, "runs_per_day" in refused.json()["detail"]) == (422, True)
+
+
+def test_equal_rules_are_compared_once(acme: ApiClient) -> None:
+    _allow(acme, runs_per_day=86_400)
+    rules = "\n".join(["RRULE:FREQ=MINUTELY"] * 19)
+    made = _schedule(acme, rrule=f"DTSTART:20970101T000000Z\n{rules}")
+    assert made.status_code == 201, made.content
+    row = RecurringTask.objects.unguarded().get(pk=made.json()["recurring_task_id"])
+    assert len(alternatives(fire_times_of(row))) == 1
+
+
 @settings(
     max_examples=repetitions(5),
     deadline=None,
@@ -166,6 +187,45 @@ def test_overrides_add_no_more_runs_to_a_day_than_the_quota(
             "MOVE",
             move_to=datetime(2097, 1, 2, 12, tzinfo=UTC),
         )
+
+
+_DAY = datetime(2097, 1, 2, tzinfo=UTC)
+_CLOSED = {"days": [{"date": "2097-01-02", "kind": "CLOSED"}]}
+
+
+def _fill(acme: ApiClient, row: RecurringTask) -> None:
+    """Add as many runs to the day as the quota of 24 allows."""
+    with suppress(InvalidSchedule):
+        for minute in range(1, 25):
+            row.override(_DAY + timedelta(minutes=minute), "ADD")
+
+
+@pytest.mark.parametrize("way", ["the skipped runs return", "the day opens", "it fires more often"])
+def test_runs_that_were_added_to_a_day_count_when_it_gets_others(acme: ApiClient, way: str) -> None:
+    _allow(acme, runs_per_day=24)
+    daily, hourly = (
+        {"cron": cron, "start_time": "2097-01-01T00:00:00Z"} for cron in ("0 0 * * *", "0 * * * *")
+    )
+    if way == "the day opens":
+        calendar = acme.post("/calendars", {"name": "office", **_CLOSED}).json()
+        hourly |= {"calendar": "office", "roll": "SKIP"}
+    made = _schedule(acme, **(daily if way == "it fires more often" else hourly))
+    assert made.status_code == 201, made.content
+    key = made.json()["recurring_task_id"]
+    row = RecurringTask.objects.unguarded().get(pk=key)
+    if way == "the skipped runs return":
+        for hour in range(24):
+            row.override(_DAY + timedelta(hours=hour), "SKIP")
+    _fill(acme, row)
+    if way == "the skipped runs return":
+        with pytest.raises(InvalidSchedule, match="runs_per_day"):
+            lifecycle.withdraw_override(row, _DAY)
+    elif way == "the day opens":
+        opened = acme.patch(f"/calendars/{calendar['calendar_id']}", {"days": []}, If_Match="*")
+        assert (opened.status_code, "runs_per_day" in opened.json()["detail"]) == (422, True)
+    else:
+        changed = acme.patch(f"/recurring-tasks/{key}", {"cron": "0 * * * *"}, If_Match="*")
+        assert (changed.status_code, "runs_per_day" in changed.json()["detail"]) == (422, True)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from tests.project import limited
 
 __all__ = ["limited_tasks"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("many_processes")]
 
 
 def test_tokens_are_refilled_over_time_up_to_the_burst() -> None:

@@ -31,6 +31,7 @@ from tests.delivery import deliver
 from tests.factories import NOOP, QUEUE, a_node, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
 from tests.repetitions import repetitions
+from tests.waiting import until
 
 
 def _a_worker(concurrency: int) -> None:
@@ -52,6 +53,7 @@ class Shares(TestCase):
         self, concurrency: int, running: int, weight: int, rounds: int
     ) -> None:
         # Before the first worker starts, too: it would run what is QUEUED then.
+        new_process_state()
         if concurrency:
             _a_worker(concurrency)
         most = max(1, concurrency // 2)
@@ -248,6 +250,25 @@ class EachTenant(TestCase):
             left.subtract(expected)
             release_waiting()
             claim()
+
+
+@pytest.mark.django_db
+def test_tasks_of_customers_that_waited_for_the_rate_of_their_queue_start() -> None:
+    """A released task was refused again for ever, because others of its share wait behind it."""
+    _a_worker(4)
+    limit(f"queue:{QUEUE}", rate="100/s", burst=3)
+    customers = [a_tenant().pk for _ in range(2)]
+    for tenant_id in customers:
+        many_tasks(9, tenant_id=tenant_id)
+    assert len(claim()) <= 3
+
+    def all_start() -> bool:
+        end(*Task.objects.queued().values_list("pk", flat=True))
+        release_waiting()
+        claim()
+        return not Task.objects.open().exists()
+
+    until(all_start, within=30, message="all tasks start")
 
 
 @pytest.mark.django_db

@@ -23,7 +23,7 @@ from tests.messages import claim_due
 __all__ = ["limited_tasks"]
 
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("many_processes")]
 
 
 def _refilled_at(scope: str) -> datetime:

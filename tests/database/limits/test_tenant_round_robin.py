@@ -21,7 +21,7 @@ from tests.database.limits.limited_tasks import NODE, claim, end, limit
 from tests.factories import QUEUE, a_paused_queue, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("many_processes")]
 SCOPE = f"queue:{QUEUE}"
 
 

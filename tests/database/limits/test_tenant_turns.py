@@ -22,6 +22,8 @@ from tests.database.limits.limited_tasks import NODE, claim, end
 from tests.factories import QUEUE, a_task, a_tenant, many_tasks
 from tests.process_state import new_process_state
 
+pytestmark = pytest.mark.usefixtures("many_processes")
+
 _MOST = 12
 _CLAIMS = 5
 """The claims of a test between two looks for other tenants."""

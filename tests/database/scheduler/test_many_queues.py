@@ -31,7 +31,7 @@ from tests.messages import take_task_messages
 from tests.process_state import new_process_state
 from tests.waiting import until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("many_processes")]
 NODE = uuid.uuid4()
 QUEUES = [f"{QUEUE}-{number}" for number in range(30)]
 
@@ -155,14 +155,14 @@ def test_a_queue_within_its_shares_is_admitted_beside_one_that_exceeds_them(
     assert Counter(waiting) == {f"share:a:{one.pk}": 10, f"share:c:{two.pk}": 1}
 
 
-def test_tasks_that_waited_for_a_share_do_not_use_it_again(tenants: tuple[Tenant, Tenant]) -> None:
+@pytest.mark.usefixtures("tenants")
+def test_tasks_that_waited_for_a_share_do_not_use_it_again() -> None:
     """They were selected when the share had capacity, which newer tasks may have used since."""
-    one, _ = tenants
-    many_tasks(20, Status.QUEUED, queue="a", tenant=one)
-    many_tasks(3, queue="a", tenant=one, waiting_for_limit=f"share:a:{one.pk}")
+    many_tasks(20, Status.QUEUED, queue="a")
+    many_tasks(3, queue="a", waiting_for_limit=f"share:a:{DEFAULT_TENANT_ID}")
     backpressure.snapshot()
     assert _claimed({"a": 40}) == {"a": 3}
-    many_tasks(1, queue="a", tenant=one)
+    many_tasks(1, queue="a")
     assert not _claimed({"a": 40})
 
 
