@@ -323,7 +323,10 @@ def _start(eta: object, countdown: object) -> datetime | None:
 CHAIN, GROUP, CHORD, CHUNKS = "celery.chain", "celery.group", "celery.chord", "celery.chunks"
 _MAPS = ("celery.map", "celery.starmap", CHUNKS)
 _COMPOSITES = (CHAIN, GROUP, CHORD, *_MAPS)
-_AS_WORKFLOW = "make all its tasks durable and use Workflow.from_canvas(...).start()"
+_AS_WORKFLOW = (
+    "if all its tasks are durable, use Workflow.from_canvas(...).start(), or for a group"
+    " task.schedule_many([...]); otherwise make them durable first"
+)
 _REMEDIES = {
     "link_error": "let the errback be a plain Celery task that calls {name}.delay(...)",
     "link": "give one callback, or let a plain Celery task call {name}.delay(...)",
@@ -431,8 +434,8 @@ def _check_chain(canvas: Any, options: Mapping[str, Any]) -> None:
 
 def _refuse(place: str, name: str, remedy: str) -> NoReturn:
     raise InvalidOption(
-        f"{place} cannot contain the durable task {name!r}: it would be lost after the other tasks"
-        f" have run. Instead, {remedy.format(name=name.rpartition('.')[2])}."
+        f"{place} cannot contain the durable task {name!r}: Celery sends it without its row, so it"
+        f" would be lost. Instead, {remedy.format(name=name.rpartition('.')[2])}."
     )
 
 

@@ -138,7 +138,8 @@ class DurableTask(CeleryTask):
                     self,
                     f"Refused message {self.request.id}, which no task was created for: durable"
                     f" task {self.name} takes its arguments from the database. Call it with"
-                    " .delay(), or set DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES'].",
+                    " .delay(), or set DURABLE_TASKS['ACCEPT_PLAIN_MESSAGES']. This call is"
+                    " lost.",
                 )
             if not plain_messages.has_canvas(self.request):
                 plain_messages.adopt(self, args, kwargs)

@@ -232,6 +232,11 @@ def _inspect(value: Any, where: str, depth: int, room: _Room) -> None:
         article = "an" if kind.__name__[0] in "aeio" else "a"
         advice, annotation = _advice(value)
         text = f"{where} is {article} {kind.__name__}, which is not JSON."
+        if annotation and where.count("[") > 1:
+            annotation = ""
+        elif annotation and where.endswith("]"):
+            inside = where[where.index("[") + 1 : -1]
+            annotation = f"list[{annotation}]" if inside.isdigit() else f"dict[str, {annotation}]"
         raise _Unfit(text, advice, annotation)
 
 
@@ -248,6 +253,7 @@ def _inspect_text(value: str, where: str, room: _Room) -> None:
 _ADVICE: tuple[tuple[str, str, str], ...] = (
     # The module and name of a class, what to write instead of its value, and the annotation. The
     # classes of Django and others are found by name, because they are not imported here.
+    ("django.utils.functional.Promise", "Pass str({})", ""),
     ("django.db.models.base.Model", "Pass its primary key, {}.pk, and read it in the function", ""),
     (
         "django.db.models.query.QuerySet",

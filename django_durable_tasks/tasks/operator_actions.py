@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import acting, current_actor, recorded
+from django_durable_tasks.audit import acting, current_actor, masked_arguments, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Resolution, Status, TargetType
 from django_durable_tasks.dependencies import replay as dependency_replay
 from django_durable_tasks.dependencies.rules import REFERS
@@ -205,7 +205,12 @@ def _arguments_columns(
     }
     if row.attempts and task.target.type is TargetType.HTTP_CALLBACK:
         try:
-            is_edited = (columns["args"], columns["kwargs"]) != (row.args, row.kwargs)
+            # Without secrets: the id in the next request would show whether one was guessed.
+            before, after = (
+                masked_arguments(row.name, *values)
+                for values in ((row.args, row.kwargs), (columns["args"], columns["kwargs"]))
+            )
+            is_edited = before != after
         except EncryptionError:  # the present arguments cannot be decrypted
             is_edited = True
         if is_edited:

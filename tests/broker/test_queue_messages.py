@@ -127,6 +127,8 @@ def test_a_message_that_no_queue_receives_is_a_failure(
         ({"queue": INVOICES, "exchange": EVENTS}, "Give either"),
         ({"queue": INVOICES, "routing_key": "x"}, "needs exchange="),
         ({"queue": INVOICES, "headers": {"x": float("nan")}}, "headers cannot be kept"),
+        ({"queue": INVOICES, "headers": {"x" * 256: 1}}, "has 256 bytes"),
+        ({"queue": INVOICES, "headers": {"": 1}}, "has 0 bytes"),
     ],
 )
 def test_a_bad_message_is_refused_when_it_is_scheduled(

@@ -433,6 +433,10 @@ def _text(body: object) -> str:
         raise InvalidTarget(f"body cannot be converted to JSON: {error}.") from None
 
 
+# Bytes of a short string of AMQP 0-9-1, which the name of a header is.
+_NAME_MAX = 255
+
+
 @about("headers")
 def _headers(value: object) -> Mapping[str, Any]:
     if value is None:
@@ -442,6 +446,12 @@ def _headers(value: object) -> Mapping[str, Any]:
     except InvalidOption as invalid:
         raise InvalidTarget(str(invalid)) from None
     for name, content in headers.items():
+        size = len(name.encode("utf-8", "surrogatepass"))
+        if not 0 < size <= _NAME_MAX:
+            raise InvalidTarget(
+                f"headers: {shortened(name, 40)!r} has {size:,} bytes; AMQP carries names of 1 to"
+                f" {_NAME_MAX}."
+            )
         # AMQP distinguishes case and Celery does too, but a program in between may not.
         lower = name.strip().lower().replace("-", "_")
         if lower in _OF_CELERY or lower.startswith(_OF_THIS_PACKAGE):

@@ -339,6 +339,17 @@ def test_an_edit_of_a_waiting_task_changes_the_id_if_an_attempt_was_started(
     assert server.headers()["webhook-id"] == f"{task.pk}{suffix}"
 
 
+@pytest.mark.parametrize("guess", ["Bearer right", "Bearer wrong"])
+def test_the_id_does_not_show_whether_a_secret_was_guessed(guess: str, server: Listener) -> None:
+    kwargs = {"url": server.url(), "headers": {"Authorization": "Bearer right"}}
+    task = a_task(Status.PENDING, name=NAME, kwargs=kwargs, attempts=1)
+    edited = {**kwargs, "headers": {"Authorization": guess}}
+    operator_actions.edit(Task.objects.filter(pk=task.pk), kwargs=edited)
+    _delivered(task)
+    assert server.headers()["authorization"] == guess
+    assert server.headers()["webhook-id"] == str(task.pk)
+
+
 def test_retries_go_to_their_queue_and_the_last_failure_does_not(settings: Any) -> None:
     settings.DURABLE_TASKS = {**GIVEN, "HTTP_RETRY_QUEUE": "retries"}
     with listening(answering(answer("500 Error"))) as server:

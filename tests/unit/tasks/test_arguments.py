@@ -104,6 +104,30 @@ def test_a_model_is_refused_with_the_advice_to_pass_its_key() -> None:
         _encode(Invoice())
 
 
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        (UUID(int=1), "UUID"),
+        ([UUID(int=1)], "list[UUID]"),
+        ({"key": UUID(int=1)}, "dict[str, UUID]"),
+        ([[UUID(int=1)]], None),
+    ],
+    ids=repr,
+)
+def test_the_annotation_that_an_error_names_fits_the_argument(
+    value: object, annotation: str | None
+) -> None:
+    with pytest.raises(UnserializableArguments) as refused:
+        encode("job", (value,), {}, max_bytes=1_000, max_depth=20, annotated=True)
+    assert ("annotate" in str(refused.value)) is (annotation is not None)
+    assert annotation is None or f"with {annotation}." in str(refused.value)
+
+
+def test_a_lazy_translation_is_refused_with_the_advice_to_pass_its_text() -> None:
+    with pytest.raises(UnserializableArguments, match=r"Pass str\(value\)"):
+        _encode(gettext_lazy("text"))
+
+
 def test_named_arguments_are_refused_by_name() -> None:
     with pytest.raises(UnserializableArguments, match="argument 'amount' is nan"):
         _encode(amount=math.nan)
