@@ -512,6 +512,7 @@ def delivery_task(setting: NotificationSetting, delivery: uuid.UUID) -> NewTask:
         " setting is disabled. Its result is shown as the last delivery."
     ),
     permission="durable_tasks_notifications.test_notificationsetting",
+    opens_tasks=True,
     confirm=False,
     applies_to=Q(),
     counted="created",

@@ -665,12 +665,18 @@ def build(part: Mapping[str, Any], setting: TimetableContext) -> WallTimetable:
 
 
 def never(part: Mapping[str, Any], setting: TimetableContext) -> str:
-    """Return why the rule has no fire at all, or an empty text."""
-    return (
-        ""
-        if _wall_times(part, setting).first(0) is not None
-        else f"rrule={part['rrule']!r} can never fire."
+    """Return why the rule has no fire at all, or an empty text.
+
+    Without DTSTART an INTERVAL counts from the start of the schedule, which need not be that of
+    ``setting``: every second hour reaches BYHOUR=3 from an odd one only.
+    """
+    text = part["rrule"]
+    depends = "DTSTART" not in text.upper() and any(
+        rule.interval > 1 for rule in parsed(text, setting).rules
     )
+    if depends or _wall_times(part, setting).first(0) is not None:
+        return ""
+    return f"rrule={text!r} can never fire."
 
 
 def _wall_times(part: Mapping[str, Any], setting: TimetableContext) -> WallTimes:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from django_durable_tasks.contrib.api import quotas
 from django_durable_tasks.contrib.notifications import deliveries
 from django_durable_tasks.contrib.notifications.models import NotificationSetting
 from django_durable_tasks.models import Task
@@ -117,3 +118,10 @@ def test_a_test_message_is_a_task(acme: ApiClient) -> None:
     assert answer.status_code == 200, answer.content
     task = Task.objects.get(name=NOTIFICATION_TASK)
     assert (answer.json()["task_id"], task.tenant_id) == (str(task.pk), acme.tenant.pk)
+
+
+def test_a_test_message_counts_as_an_open_task(acme: ApiClient) -> None:
+    path = acme.post("/notification-settings", EMAIL).headers["Location"]
+    quotas.set_quotas(acme.tenant, open_tasks=1, by="test")
+    assert [acme.post(f"{path}/test").status_code for _ in range(2)] == [200, 429]
+    assert Task.objects.filter(name=NOTIFICATION_TASK).count() == 1

@@ -165,3 +165,11 @@ def test_schedules_whose_timetable_depends_on_their_name_or_start_have_their_own
     for part in ({"cron": "H H * * *"}, {"interval": 90.0}, {"rrule": "FREQ=DAILY;COUNT=3"}):
         first, second = _of_two_schedules(part)
         assert first.next(START - TICK) != second.next(START - TICK)
+
+
+def test_a_rule_that_fires_from_another_start_is_not_refused() -> None:
+    odd = {"rrule": "FREQ=HOURLY;INTERVAL=2;BYHOUR=3"}
+    assert checked([odd], anchor=datetime(2026, 1, 1, 4, tzinfo=UTC))
+    assert "can never fire" in never_fires(
+        [{"rrule": f"DTSTART:20260101T040000Z\nRRULE:{odd['rrule']}"}]
+    )
