@@ -23,7 +23,7 @@ from django_durable_tasks.store import connections, tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import RunLocation
 from tests.concurrency.racing import WITHIN, no_errors, race
-from tests.factories import NOOP, QUEUE, a_tenant, many_tasks, take_batch
+from tests.factories import NOOP, QUEUE, a_node, a_tenant, many_tasks, take_batch
 from tests.messages import claim_due
 from tests.process_state import new_process_state
 from tests.repetitions import repetitions
@@ -140,6 +140,7 @@ def test_concurrent_claims_never_exceed_the_rate_limit_of_a_key(
 
 
 def test_claims_of_alternating_tenants_never_exceed_the_rate_limit_of_their_queue() -> None:
+    a_node(concurrency=60, queues=[QUEUE])
     for tenant in (a_tenant(), a_tenant()):
         many_tasks(30, tenant=tenant)
     _limit(f"queue:{QUEUE}", rate="1/d", burst=6)
