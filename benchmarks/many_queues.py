@@ -52,6 +52,27 @@ def _fill(tenants: int, *, mixed: bool) -> None:
     _write(noop.name, "QUEUED", places, 3_600)
 
 
+def _serve(queues: list[str]) -> None:
+    """Record a worker of these queues. Without one a tenant has one place in each."""
+    from django_durable_tasks.models import Node, NodeKind
+    from django_durable_tasks.store.clock import database_now
+
+    now = database_now()
+    Node.objects.update_or_create(
+        name="a worker",
+        defaults={
+            "kind": NodeKind.WORKER,
+            "host": "a benchmark",
+            "pid": 1,
+            "version": "0",
+            "started_at": now,
+            "last_seen_at": now,
+            "concurrency": 2 * TOGETHER,
+            "queues": queues,
+        },
+    )
+
+
 def _insert_tenants(last: int) -> None:
     """Insert the tenants 2 to ``last`` by SQL, so that the memory of this process does not grow."""
     with connection.cursor() as cursor:
@@ -96,6 +117,7 @@ def poll(queues: int, tenants: int, *, mixed: bool) -> dict[str, float]:
     from django_durable_tasks.scheduler.loop import Scheduler
 
     _fill(tenants, mixed=mixed)
+    _serve([f"due-{n}" for n in range(queues)])
     gc.set_threshold(10_000)  # as run_scheduler does
     hands, took, sent = Scheduler("a benchmark").dispatching, list[float](), list[int]()
     for number in range(POLLS + 1):
@@ -210,6 +232,7 @@ def scopes(queues: int, keys: int) -> dict[str, float]:
     from django_durable_tasks.store.connections import dedicated_connection
 
     took, memory = defaultdict[str, list[float]](list), list[float]()
+    _serve([f"scope-{n}" for n in range(queues)])
     for number in range(2 * (ROUNDS + 1)):
         size = (queues, keys) if number % 2 else (1, 1)
         _fill_scopes(*size)

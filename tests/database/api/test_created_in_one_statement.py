@@ -22,7 +22,11 @@ from django_durable_tasks.store.clock import ReceivedTime, database_now
 from django_durable_tasks.tasks import enqueue
 from tests.database.api.client import ADD, ApiClient, call
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.postgresql,
+    pytest.mark.usefixtures("many_processes"),
+]
 HOUR = timedelta(hours=1)
 LATER = (timezone.now() + timedelta(days=1)).isoformat()
 EVEN_LATER = (timezone.now() + timedelta(days=2)).isoformat()

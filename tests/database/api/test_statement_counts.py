@@ -14,7 +14,11 @@ from django_durable_tasks.models import AuditEntry, Task
 from django_durable_tasks.states import inserts
 from tests.database.api.client import ApiClient, call
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.postgresql,
+    pytest.mark.usefixtures("many_processes"),
+]
 _OF_TRANSACTIONS = ("BEGIN", "COMMIT")
 
 
@@ -28,16 +32,16 @@ def _statements(client: ApiClient, key: str) -> list[str]:
 @pytest.mark.parametrize(
     ("quotas", "most"),
     [
-        ({"requests": None}, 2),
-        ({"requests": "600/m"}, 2),
-        ({"requests": "600/m", "open_tasks": 100}, 5),
+        ({"requests": None}, 3),
+        ({"requests": "600/m"}, 3),
+        ({"requests": "600/m", "open_tasks": 100}, 6),
     ],
 )
 def test_a_task_with_an_idempotency_key_is_created_by_few_statements(
     acme: ApiClient, settings: Any, quotas: dict[str, Any], most: int
 ) -> None:
-    """The key with tenant and quota, which counts the request, and everything else. With a quota of
-    open tasks a transaction contains the idempotency record with the time limits, the task, the
+    """The key with tenant and quota, which counts the request, the tenant's places in the queue, and
+    everything else. With a quota of open tasks a transaction contains the idempotency record with the time limits, the task, the
     quota, and the stored answer with the audit entry.
     """
     settings.DURABLE_TASKS = {**settings.DURABLE_TASKS, "QUOTAS": quotas}
