@@ -381,17 +381,31 @@ class CalendarSegments:
             return False
         return all(self._whole(day + n * ONE_DAY, opened=True) for n in range((end - day).days + 1))
 
-    def sources(self, at: datetime, way: Direction) -> datetime:
-        """Return an instant from which a walk meets all fires that are rolled to ``at`` or beyond
-        it.
+    def open_until(self, first: datetime, last: datetime) -> time:
+        """Return the latest wall time that is open on a day of this range or next to it. Fires at
+        later times are not rolled into it.
+        """
+        day, end = self.clock.shown(first).date() - ONE_DAY, self.clock.shown(last).date() + ONE_DAY
+        latest = time.min
+        while day <= end:
+            if self.days.is_open(day):
+                latest = max(latest, self.days.closes(day) or time.max)
+                if latest == time.max:
+                    break
+            day += ONE_DAY
+        return latest
+
+    def sources(self, at: datetime, way: Direction, hour: time = time.max) -> datetime:
+        """Return an instant from which a walk meets all fires until this wall time that are rolled
+        to ``at`` or beyond it.
         """
         if self.roll is (Roll.PRECEDING if way is Direction.FORWARD else Roll.FOLLOWING):
             return at - way.tick
         edge = time.max if way is Direction.FORWARD else time.min
-        day = self._nearest_whole(self.clock.shown(at).date(), -way.value * ONE_DAY)
+        day = self._nearest_open(self.clock.shown(at).date(), hour, -way.value * ONE_DAY)
         if not way.is_beyond(at, self.clock.lands(datetime.combine(day, edge))):
             # The clock was put forward over the end of this day, or back over this midnight.
-            day = self._nearest_whole(day, -way.value * ONE_DAY)
+            day = self._nearest_open(day, hour, -way.value * ONE_DAY)
         if way is Direction.FORWARD:
             return self.clock.lands(datetime.combine(day + ONE_DAY, time.min)) - TICK
         return self.clock.leaves(datetime.combine(day, time.min))
@@ -425,9 +439,9 @@ class CalendarSegments:
     def _whole(self, day: date, *, opened: bool) -> bool:
         return self.days.is_open(day) is opened and self.days.closes(day) is None
 
-    def _nearest_whole(self, day: date, step: timedelta) -> date:
-        whole, _ = self.days.next_open(day, time.max, step)
-        return day + (FARTHEST - 1) * step if whole is None else whole
+    def _nearest_open(self, day: date, hour: time, step: timedelta) -> date:
+        nearest, _ = self.days.next_open(day, hour, step)
+        return day + (FARTHEST - 1) * step if nearest is None else nearest
 
 
 def _past(day: date, hour: time | None) -> datetime:
@@ -545,7 +559,8 @@ class OnOpenDays(BothWays[PlannedRun]):
             if run is not None and not (nearest and way.is_beyond(run.at, nearest[0].at)):
                 is_same = nearest and run.at == nearest[0].at
                 nearest = [*nearest, run] if is_same else [run]
-                limit = self.cuts.sources(run.at, way.opposite)
+                hour = self.cuts.open_until(*sorted((moment, run.at)))
+                limit = self.cuts.sources(run.at, way.opposite, hour)
         return nearest
 
     def _nearest_in(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from django_durable_tasks.schedules.agenda import (
     agenda,
 )
 from django_durable_tasks.schedules.business_days import BusinessDays, Roll
+from django_durable_tasks.schedules.timetables.types import Fire
 from tests.repetitions import repetitions
 from tests.unit.recurring.calendars.enumerated import (
     DAY,
@@ -214,3 +216,25 @@ def test_hours_of_one_day_may_roll_forward_and_back() -> None:
         (forward, fires[0]),
     ]
     assert [one.at for one in _backward(rolled, forward + DAY, back)] == [forward, back]
+
+
+class _Asked(Instants):
+    """Fires that count how often the next one is asked for."""
+
+    asked = 0
+
+    def next(self, after: datetime) -> Fire | None:
+        self.asked += 1
+        return super().next(after)
+
+
+@pytest.mark.parametrize("roll", ROLLS)
+def test_the_search_for_a_run_does_not_read_all_half_days_that_follow(roll: Roll) -> None:
+    start, number = date(2026, 3, 1), 500
+    halves = [SpecialDay(start + n * DAY, DayKind.HALF, "", time(12)) for n in range(number)]
+    days = BusinessDays(name="halves", working_days=(1,), special=tuple(halves))
+    fires = _Asked([datetime(2026, 3, 1, tzinfo=UTC) + n * DAY for n in range(number)])
+    first = datetime(2026, 3, 2, tzinfo=UTC)
+    runs = _forward(agenda(fires, zone="UTC", days=days, roll=roll), first, first + 10 * DAY)
+    assert len(runs) == 10
+    assert fires.asked < number
