@@ -741,7 +741,8 @@ _DAY = timedelta(days=1)
 _MOST_COMPARED = 20
 
 
-# Exact comparisons of days with added runs: each reads all runs of the day.
+# Days with added runs that are compared exactly, those with most of them first: each comparison
+# reads all runs of the day.
 _MOST_ADDED_TO = 20
 _POSITIONS = re.compile(r"BYSETPOS=([-+\d,]*)", re.IGNORECASE)
 
@@ -790,11 +791,9 @@ def check_runs_per_day(row: RecurringTask) -> None:
             together += max(counts, default=0)
             exceeds = together > most
         else:
-            exceeds = any(_has_more_runs(source, day, most) for day in days)
-            if source is not agenda:
-                exceeds = exceeds or any(
-                    _has_more_runs(agenda, day, most) for day in days if day not in compared
-                )
+            exceeds = any(
+                _has_more_runs(agenda, day, most) for day in days if day not in compared
+            ) or (source is not agenda and any(_has_more_runs(source, day, most) for day in days))
             compared.update(days)
         if exceeds:
             raise InvalidSchedule(too_many)
@@ -819,12 +818,12 @@ def check_added_runs(row: RecurringTask, agenda: Agenda, most: int) -> None:
         if first is None:
             break
         day = first.at - TICK
-        regular = max(regular, times.count(day, day + _DAY).number)
+        counted = times.count(day, day + _DAY)
+        regular = max(regular, counted.number if counted.exact else most)
         after = first.at + _DAY - TICK
-    for place, (day, number) in enumerate(added.most_common()):
-        if regular + number <= most:
-            return
-        if place == _MOST_ADDED_TO or _has_more_runs(agenda, day, most):
+    for place, (day, number) in enumerate(added.most_common(_MOST_ADDED_TO + 1)):
+        is_compared = place < _MOST_ADDED_TO
+        if _has_more_runs(agenda, day, most) if is_compared else regular + number > most:
             raise InvalidSchedule(
                 f"runs_per_day: the tenant may run a recurring task {most:,} times in a day, and"
                 f" {day.date()} would have more with those that overrides add. Remove some first."

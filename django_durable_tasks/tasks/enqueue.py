@@ -667,6 +667,15 @@ def _update_or_insert(call: Call, task: NewTask, key: str) -> uuid.UUID | None:
     return None
 
 
+def changes_request(row: Task, args: Any, kwargs: Any) -> bool:
+    """Return whether these arguments of an HTTP callback change its request.
+
+    Secrets are left out: otherwise the id of the next request would show whether one was guessed.
+    """
+    before = masked_arguments(row.name, row.args, row.kwargs)
+    return before != masked_arguments(row.name, args, kwargs)
+
+
 def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
     this = tables.tasks().filter(pk=row.pk)
     expires_at: Any = task.expires_at
@@ -675,12 +684,7 @@ def _update(row: Task, call: Call, task: NewTask) -> uuid.UUID:
     args, kwargs = json.loads(task.args), json.loads(task.kwargs)
     options = json.loads(task.options) if task.options else None
     if row.attempts and call.task.target.type is TargetType.HTTP_CALLBACK:
-        # Without secrets: the id in the next request would show whether one was guessed.
-        before, after = (
-            masked_arguments(row.name, *values)
-            for values in ((row.args, row.kwargs), (args, kwargs))
-        )
-        is_edited = before != after
+        is_edited = changes_request(row, args, kwargs)
         options = http_request.content_id_of_call(row.options, options, is_edited=is_edited)
     claims.return_to_pending(this, 0)
     same = ("priority", "queue", "max_attempts", "max_crashes", "on_orphan", "limit_key", "weight")

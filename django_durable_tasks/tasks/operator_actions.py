@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import acting, current_actor, masked_arguments, recorded
+from django_durable_tasks.audit import acting, current_actor, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Resolution, Status, TargetType
 from django_durable_tasks.dependencies import replay as dependency_replay
 from django_durable_tasks.dependencies.rules import REFERS
@@ -34,7 +34,13 @@ from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.targets.http_request import after_edit
 from django_durable_tasks.tasks import requests
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode
-from django_durable_tasks.tasks.enqueue import Call, check_options, limit_key, prepared_kwargs
+from django_durable_tasks.tasks.enqueue import (
+    Call,
+    changes_request,
+    check_options,
+    limit_key,
+    prepared_kwargs,
+)
 from django_durable_tasks.tasks.explanations import comment, done_by
 from django_durable_tasks.tasks.options import CallOptions, call_options
 
@@ -205,12 +211,7 @@ def _arguments_columns(
     }
     if row.attempts and task.target.type is TargetType.HTTP_CALLBACK:
         try:
-            # Without secrets: the id in the next request would show whether one was guessed.
-            before, after = (
-                masked_arguments(row.name, *values)
-                for values in ((row.args, row.kwargs), (columns["args"], columns["kwargs"]))
-            )
-            is_edited = before != after
+            is_edited = changes_request(row, columns["args"], columns["kwargs"])
         except EncryptionError:  # the present arguments cannot be decrypted
             is_edited = True
         if is_edited:

@@ -200,16 +200,19 @@ def _fill(acme: ApiClient, row: RecurringTask) -> None:
             row.override(_DAY + timedelta(minutes=minute), "ADD")
 
 
-@pytest.mark.parametrize("way", ["the skipped runs return", "the day opens", "it fires more often"])
+@pytest.mark.parametrize(
+    "way",
+    ["the skipped runs return", "the day opens", "it fires more often", "it fires on that day"],
+)
 def test_runs_that_were_added_to_a_day_count_when_it_gets_others(acme: ApiClient, way: str) -> None:
     _allow(acme, runs_per_day=24)
     daily, hourly = (
-        {"cron": cron, "start_time": "2097-01-01T00:00:00Z"} for cron in ("0 0 * * *", "0 * * * *")
+        {"cron": cron, "start_time": "2096-10-05T00:00:00Z"} for cron in ("0 0 * * *", "0 * * * *")
     )
     if way == "the day opens":
         calendar = acme.post("/calendars", {"name": "office", **_CLOSED}).json()
         hourly |= {"calendar": "office", "roll": "SKIP"}
-    made = _schedule(acme, **(daily if way == "it fires more often" else hourly))
+    made = _schedule(acme, **(daily if way.startswith("it fires") else hourly))
     assert made.status_code == 201, made.content
     key = made.json()["recurring_task_id"]
     row = RecurringTask.objects.unguarded().get(pk=key)
@@ -224,7 +227,10 @@ def test_runs_that_were_added_to_a_day_count_when_it_gets_others(acme: ApiClient
         opened = acme.patch(f"/calendars/{calendar['calendar_id']}", {"days": []}, If_Match="*")
         assert (opened.status_code, "runs_per_day" in opened.json()["detail"]) == (422, True)
     else:
-        changed = acme.patch(f"/recurring-tasks/{key}", {"cron": "0 * * * *"}, If_Match="*")
+        # The third day on which the second rule fires often.
+        later = {"rrule": "RRULE:FREQ=DAILY\nRRULE:FREQ=HOURLY;BYMONTHDAY=2"}
+        often = {"cron": "0 * * * *"} if way == "it fires more often" else later
+        changed = acme.patch(f"/recurring-tasks/{key}", often, If_Match="*")
         assert (changed.status_code, "runs_per_day" in changed.json()["detail"]) == (422, True)
 
 
