@@ -486,7 +486,7 @@ def _ledger_of(row: models.RecurringTask) -> Any:
         default=diagrams.NEAR,
         help=(
             "of a task: how many connected tasks at most, the nearest first (default:"
-            f" {diagrams.NEAR})"
+            f" {diagrams.NEAR}); at most {diagrams.FAR} dependencies away"
         ),
     ),
     formats=FILE_FORMATS,

@@ -569,7 +569,11 @@ NOT_INSTALLED = "Add 'django_durable_tasks.contrib.diagrams' to INSTALLED_APPS."
 #
 # Called by the admin and the command line.
 
+# Tasks of a drawing: more cannot be read.
 NEAR = 1_000
+# Dependencies between the task and the most distant one that is drawn. Each level costs two
+# statements, and a caller of the API decides how long its chains are.
+FAR = 100
 _ROW = ("pk", "step", "name", "status", "started_at", "completed_at", "reason", "workflow")
 _EDGE = ("depends_on", "task", "dependency_type", "resolved_at", "outcome")
 
@@ -584,11 +588,14 @@ def of_run(run: WorkflowRun) -> Diagram:
 def around(task: Task, most: int = NEAR) -> Diagram:
     """Return the diagram of a task and its upstreams and downstreams, the nearest first.
 
-    It has at most ``most`` tasks. The diagram counts edges to other tasks but does not draw them.
+    It has at most ``most`` tasks, at most FAR dependencies away. The diagram counts edges to other
+    tasks but does not draw them.
     """
     keys, frontier = [task.pk], {task.pk}
     seen = {task.pk}
-    while frontier and len(keys) < most:
+    for _level in range(FAR):
+        if not frontier or len(keys) >= most:
+            break
         near = set[uuid.UUID]()
         for task_ids in in_parts(sorted(frontier)):
             near.update(edges.edges().below(task_ids).values_list("task", flat=True))

@@ -417,8 +417,6 @@ class GraphAnswer(Answer):
 
 _SVG = "image/svg+xml"
 IMAGES = (_SVG, "image/*")
-# Tasks of a drawing, the nearest ones first.
-NEAR = 1_000
 
 
 def graph_json(diagram: Diagram) -> Any:
@@ -629,11 +627,14 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
     # The tasks connected with a task.
 
     def _graph(self) -> Diagram:
-        return diagrams.around(self.find(), NEAR)
+        return diagrams.around(self.find())
 
     @views.endpoint("dependencies", answer=GraphAnswer)
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
-        """Return the tasks connected with this one, at most 1,000, the nearest first."""
+        """Return the tasks connected with this one: at most 1,000 and at most 100 dependencies away.
+
+        The nearest are first.
+        """
         return Response(graph_json(self._graph()))
 
     @dependencies.mapping.post

@@ -14,6 +14,7 @@ from django_durable_tasks import Workflow, process_state
 from django_durable_tasks.contrib.api.installation import RecentHealth
 from django_durable_tasks.contrib.notifications.models import Alert
 from django_durable_tasks.models import Calendar, QueueControl, SchedulerLease, Task
+from django_durable_tasks.workflows import diagrams
 from django_durable_tasks.workflows.diagrams import FILE_FORMATS, FORMATS
 from tests.database.api.client import ApiClient, call, pointers
 from tests.database.commands.durable_command import durable
@@ -87,6 +88,20 @@ def test_dependencies_are_added_shown_and_removed(acme: ApiClient, globex: ApiCl
     assert acme.delete(f"{path}?upstream={first}").status_code == 200
     assert Task.objects.get(pk=second).status == "PENDING"
     assert acme.get(f"{path}.svg", Accept="image/svg+xml").content.startswith(b"<svg")
+
+
+def test_a_long_chain_of_dependencies_costs_a_bounded_number_of_statements(
+    acme: ApiClient,
+) -> None:
+    wf, before, far = Workflow("long"), None, diagrams.FAR
+    for _number in range(far + 20):
+        before = wf.add(noop, after=before)
+    run = wf.start(tenant=acme.tenant)
+    first = Task.objects.filter(workflow=run).filter(dependencies=None).get()
+    with CaptureQueriesContext(connection) as statements:
+        answer = acme.get(f"/tasks/{first.pk}/dependencies").json()
+    assert len(answer["nodes"]) == far + 1, "the task and those at most this far away"
+    assert len(statements) < 2 * far + 30
 
 
 def test_queues_are_listed_by_names_that_a_queue_can_have(acme: ApiClient) -> None:
