@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
+from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.signals import connection_created
-from django.db.models.signals import post_migrate
+from django.db.models.signals import class_prepared, post_migrate
 
 from django_durable_tasks import ports
+
+_CONTRIB = "django_durable_tasks.contrib."
+
+
+def _refuse_models_of_missing_apps(sender: Any, **_: Any) -> None:
+    """Raise ImproperlyConfigured for a model of an optional app that is not in INSTALLED_APPS.
+
+    Django would take it for a model of this app, because the optional apps are packages inside it.
+    """
+    module, label = sender.__module__, sender._meta.app_label
+    if module.startswith(_CONTRIB) and label == DurableTasksConfig.name:
+        app = _CONTRIB + module.removeprefix(_CONTRIB).partition(".")[0]
+        raise ImproperlyConfigured(
+            f"{module} needs the app {app!r}: add it to INSTALLED_APPS, and run"
+            " `manage.py migrate`."
+        )
+
+
+# At the import, because the models of an app that stands before this one may import an optional app.
+class_prepared.connect(
+    _refuse_models_of_missing_apps, dispatch_uid="django_durable_tasks.models_of_missing_apps"
+)
 
 
 class DurableTasksConfig(AppConfig):

@@ -21,6 +21,7 @@ INSTALLED_APPS = [
     "django_durable_tasks.contrib.metrics",
     "django_durable_tasks.contrib.verify",
     "django_durable_tasks.contrib.api",
+    "django_durable_tasks.contrib.callbacks",
     "django_durable_tasks.contrib.database_transport",
     "benchmarks.project",
 ]

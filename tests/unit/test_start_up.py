@@ -84,6 +84,41 @@ def test_notifications_say_that_they_need_callbacks() -> None:
         pass
 
 
+def test_models_of_an_optional_app_name_the_app_that_is_missing() -> None:
+    code = """
+from importlib import import_module
+import django
+from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import module_has_submodule
+import pkgutil
+settings.configure(
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_durable_tasks"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+before = set(apps.get_models())
+contrib = import_module("django_durable_tasks.contrib")
+for package in pkgutil.iter_modules(contrib.__path__, "django_durable_tasks.contrib."):
+    if module_has_submodule(import_module(package.name), "models"):
+        try:
+            import_module(package.name + ".models")
+        except ImproperlyConfigured as error:
+            assert f"{package.name!r}: add it to INSTALLED_APPS" in str(error), error
+            print(package.name)
+assert set(apps.get_models()) == before
+try:
+    from django_durable_tasks import http_callback
+except ImproperlyConfigured as error:
+    print(error)
+"""
+    refused = _output(code)
+    for app in ("api", "callbacks", "database_transport", "metrics", "notifications"):
+        assert f"django_durable_tasks.contrib.{app}\n" in refused, refused
+    assert "needs the app 'django_durable_tasks.contrib.callbacks'" in refused
+
+
 @pytest.mark.parametrize(
     ("missing", "left_out", "needing"),
     [
