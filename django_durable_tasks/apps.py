@@ -28,7 +28,7 @@ def _refuse_models_of_missing_apps(sender: Any, **_: Any) -> None:
         )
 
 
-# At the import, because the models of an app that stands before this one may import an optional app.
+# At the import: the models of an app that stands before this one may import an optional app.
 class_prepared.connect(
     _refuse_models_of_missing_apps, dispatch_uid="django_durable_tasks.models_of_missing_apps"
 )

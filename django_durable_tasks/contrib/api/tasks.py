@@ -631,7 +631,7 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
 
     @views.endpoint("dependencies", answer=GraphAnswer)
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
-        """Return the tasks connected with this one: at most 1,000 and at most 100 dependencies away.
+        """Return the tasks connected with this one: at most 1,000, at most 100 dependencies away.
 
         The nearest are first.
         """
