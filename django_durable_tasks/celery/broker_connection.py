@@ -20,7 +20,7 @@ from kombu.transport.virtual.base import AbstractChannel
 from django_durable_tasks import conf
 from django_durable_tasks.celery.prepared_messages import RedisTexts
 from django_durable_tasks.exceptions import UnknownQueue
-from django_durable_tasks.server_connections import IdlePool
+from django_durable_tasks.process_state import IdlePool
 
 _SHORTEST_CONNECT = 1.0
 """Seconds. PUBLISH_TIMEOUT is divided among several brokers, but each has at least this long."""

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from django_durable_tasks import conf
 from django_durable_tasks.ports import TaskMessage
-from django_durable_tasks.server_connections import CircuitBreaker
+from django_durable_tasks.process_state import CircuitBreaker
 from django_durable_tasks.tasks import claim
 
 logger = logging.getLogger("django_durable_tasks.broker")

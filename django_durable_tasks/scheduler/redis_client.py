@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from django.db import connections
 
 from django_durable_tasks import conf
-from django_durable_tasks.server_connections import CircuitBreaker
+from django_durable_tasks.process_state import CircuitBreaker
 
 logger = logging.getLogger("django_durable_tasks.due_index")
 T = TypeVar("T")

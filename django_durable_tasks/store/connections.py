@@ -24,7 +24,7 @@ from django.utils.module_loading import import_string
 
 from django_durable_tasks import conf, process_state
 from django_durable_tasks.exceptions import DurableTasksError
-from django_durable_tasks.server_connections import IdlePool
+from django_durable_tasks.process_state import IdlePool
 from django_durable_tasks.store.dialects import text
 
 # Decodes jsonb values in PostgreSQL's binary format in a quarter of psycopg's time.

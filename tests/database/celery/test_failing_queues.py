@@ -340,7 +340,7 @@ def test_broker_connections_of_a_peak_are_closed_after_they_have_been_idle(
     with broker_connection.borrowed(), broker_connection.borrowed(), broker_connection.borrowed():
         pass
     assert broker_connection._pool.count() == 3
-    monkeypatch.setattr("django_durable_tasks.server_connections.IDLE_FOR", 0.0)
+    monkeypatch.setattr("django_durable_tasks.process_state.IDLE_FOR", 0.0)
     for left in (2, 1, 1):
         with broker_connection.borrowed():
             pass

@@ -115,7 +115,7 @@ def test_connections_of_a_peak_are_closed_after_they_have_been_idle(
     with dedicated_connection():
         pass
     assert count() == 3
-    monkeypatch.setattr("django_durable_tasks.server_connections.IDLE_FOR", 0.0)
+    monkeypatch.setattr("django_durable_tasks.process_state.IDLE_FOR", 0.0)
     for left in (2, 1, 1):
         with dedicated_connection():
             pass
