@@ -105,10 +105,10 @@ class DurableTask(CeleryTask):
 
     def _to_end(self, value: Any) -> Any:
         """Return what the function of a message has returned; of a coroutine, its value."""
+        if not isinstance(value, Coroutine):
+            return value
         is_called_by_code = self.request.called_directly or event_loop.is_current()
-        if isinstance(value, Coroutine) and not is_called_by_code:
-            return self.wait_for(value)
-        return value
+        return value if is_called_by_code else self.wait_for(value)
 
     @property
     def _orig_run(self) -> Callable[..., Any]:
