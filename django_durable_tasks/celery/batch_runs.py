@@ -27,11 +27,11 @@ from celery.utils.serialization import get_pickleable_exception
 from django.db import Error, close_old_connections
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery import endings, gate, publisher, worker_node, worker_repairs
+from django_durable_tasks.celery import endings, gate, publisher, worker_node
 from django_durable_tasks.celery.endings import outcome_of, text_of
 from django_durable_tasks.celery.gate import STATE, CallState, state_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.prepared_messages import batch_token
+from django_durable_tasks.celery.prepared_messages import batch_token, queue_names_of
 from django_durable_tasks.celery.publisher import CARRIER
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.limits import config
@@ -466,9 +466,7 @@ def _message(request: Any, queue: str, name: str, number: int) -> _Message | Non
     task, token = current_app.tasks.get(name), batch_token(request.id)
     options: TaskOptions | None = getattr(task, "durable_options", None)
     lease = None if options is None else options.lease
-    place = worker_node.place(
-        lease or conf.settings().LEASE, worker_repairs.batch_names_of(request)
-    )
+    place = worker_node.place(lease or conf.settings().LEASE, queue_names_of(request))
     if place.queues and queue not in place.queues:
         logger.error(
             "Ignored batch message %s: it is for queue %r, but was consumed from queue %r.",

@@ -24,7 +24,7 @@ from celery.utils.serialization import get_pickleable_exception
 from django.db import DataError, Error, IntegrityError, connections
 
 from django_durable_tasks import conf, ports
-from django_durable_tasks.celery.live_runs import LiveRun, process_runs
+from django_durable_tasks.celery.live_runs import LiveRun, followups_of, process_runs
 from django_durable_tasks.celery.result import described
 from django_durable_tasks.choices import TERMINAL
 from django_durable_tasks.conf import InvalidSetting
@@ -51,8 +51,8 @@ from django_durable_tasks.tasks.arguments import encode_result
 from django_durable_tasks.tasks.attempts import claim_next, frees_capacity
 from django_durable_tasks.tasks.options import ATTEMPTS_MAX, Retry, TaskOptions
 from django_durable_tasks.texts import counted
-from django_durable_tasks.workflows.builder import FollowUp, followups_of
-from django_durable_tasks.workflows.runs import succeed as record_success
+from django_durable_tasks.workflows import runs as workflow_runs
+from django_durable_tasks.workflows.builder import FollowUp
 
 # Converts the exception of a task to an outcome to be stored and to an exception that Celery can
 # send.
@@ -517,13 +517,20 @@ def write_ending(
     run = live.run
     with connection_of(live):
         if outcome.kind is EndingKind.SUCCEEDED:
-            accepted = record_success(run, outcome.result, live.worker, followups)
+            accepted = record_success(live, outcome, followups)
             verdict = decide(outcome, attempts.spent(run)) if accepted else None
         else:
             verdict = attempts.fail(run, outcome, live.worker)
         if verdict is None:
             attempts.fence(run, live.worker, outcome.error)
         return verdict
+
+
+def record_success(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp]) -> bool:
+    """Record a success with its follow-up tasks; return False if the run was fenced."""
+    if followups:
+        return workflow_runs.succeed(live.run, outcome.result, live.worker, followups)
+    return attempts.succeed(live.run, outcome.result, live.worker)
 
 
 @contextmanager

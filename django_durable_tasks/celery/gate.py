@@ -26,10 +26,16 @@ from django.db import (
 )
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery import endings, worker_node, worker_repairs
+from django_durable_tasks.celery import endings, worker_node
 from django_durable_tasks.celery.endings import outcome_of_result, picklable, raisable, text_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
-from django_durable_tasks.celery.prepared_messages import RUN_HEADER, Envelope, TakenRun, parse
+from django_durable_tasks.celery.prepared_messages import (
+    RUN_HEADER,
+    Envelope,
+    TakenRun,
+    parse,
+    queue_names_of,
+)
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.dependencies.rules import MASKED, REFERS
@@ -48,7 +54,6 @@ from django_durable_tasks.task_values import Run, RunLocation
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.attempts import Refusal
 from django_durable_tasks.tasks.options import TaskOptions
-from django_durable_tasks.workflows.runs import succeed as record_success
 
 # Makes ``self.request``, Celery's hooks and an overridden ``__call__`` show the task, not its
 # message.
@@ -262,7 +267,7 @@ def open_run(task: Any, envelope: Envelope) -> LiveRun:
         live.cancel_requested = _is_cancelled(taken, lease)
         return live
     eager = bool(task.request.is_eager)
-    place = worker_node.place(lease, () if eager else worker_repairs.batch_names_of(task.request))
+    place = worker_node.place(lease, () if eager else queue_names_of(task.request))
     try:
         opened = _start(task, envelope, place, eager)
     except Error as error:
@@ -504,9 +509,7 @@ def atomic_body(task: Any, live: LiveRun) -> Any:
 def _succeed_within(live: LiveRun) -> bool:
     outcome, followups = live.decided
     try:
-        return endings.repeated(
-            lambda: record_success(live.run, outcome.result, live.worker, followups)
-        )
+        return endings.repeated(lambda: endings.record_success(live, outcome, followups))
     except OperationalError as error:
         if code_of(error) != SERIALIZATION_FAILURE:
             raise

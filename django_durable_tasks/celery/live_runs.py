@@ -32,7 +32,7 @@ from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH
 from django_durable_tasks.texts import counted
-from django_durable_tasks.workflows.builder import AddedTasks, FollowUp, followups_of
+from django_durable_tasks.workflows.builder import AddedTasks, FollowUp
 
 # The leases of all runs are renewed first, by a statement that contains nothing that a task
 # function supplied. What the functions have reported is written after it.
@@ -209,6 +209,16 @@ class Success(NamedTuple):
 
     outcome: Outcome
     followups: tuple[FollowUp, ...]
+
+
+def followups_of(value: Any) -> tuple[FollowUp, ...]:
+    """Return the schedules and workflows that a task function returned: one, a list of them, or
+    none.
+    """
+    if isinstance(value, FollowUp):
+        return (value,)
+    several = isinstance(value, list | tuple) and all(isinstance(item, FollowUp) for item in value)
+    return tuple(value) if several else ()
 
 
 class LiveRun:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
-from celery import signals
+from celery import current_app, signals
 from kombu.utils.json import dumps, loads
 
 from django_durable_tasks.ports import TaskMessage
@@ -27,6 +27,8 @@ from django_durable_tasks.task_values import Run
 HEADER = "durable_message"
 IDEMPOTENCY_HEADER = "durable_idempotency_key"
 BATCH_HEADER = "durable_batch"
+CONSUMED_FROM = "durable_consumed_from"
+"""The header with the queue from which a worker consumed the message. The worker writes it."""
 RUN_HEADER = "durable_run"
 """The header with the ``TakenRun`` of a task that this worker took from the database. Its message
 exists in the worker only: no broker can deliver an object of this type.
@@ -239,3 +241,20 @@ def _template(channel: Any, message: TaskMessage, queue: Any) -> str:
     if headers:
         text = text.replace(dumps(headers), "%(headers)s")
     return text
+
+
+def queue_names_of(headers: Any) -> tuple[str, ...]:
+    """Return the names of the queue from which this was consumed: its own name, then its aliases.
+    Empty if unknown.
+
+    ``headers`` are those of a message, or a request, which has them as attributes.
+    """
+    queue = (
+        headers.get(CONSUMED_FROM)
+        if isinstance(headers, dict)
+        else getattr(headers, CONSUMED_FROM, None)
+    )
+    if not isinstance(queue, str):
+        return ()
+    aliases = current_app.amqp.queues.aliases
+    return queue, *(alias for alias, declared in list(aliases.items()) if declared.name == queue)

@@ -22,7 +22,7 @@ from celery.exceptions import Ignore
 from django.db import Error
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.celery import batch_runs, endings, gate, late_tasks, worker_repairs
+from django_durable_tasks.celery import batch_runs, endings, gate, late_tasks
 from django_durable_tasks.celery.endings import outcome_of, outcome_of_result, text_of
 from django_durable_tasks.celery.event_loop import CancelCoroutines
 from django_durable_tasks.celery.gate import state_of
@@ -34,6 +34,7 @@ from django_durable_tasks.celery.prepared_messages import (
     TakenRun,
     batch_token,
     parse,
+    queue_names_of,
 )
 from django_durable_tasks.celery.result import described
 from django_durable_tasks.celery.worker_node import in_pool_child, place
@@ -133,7 +134,7 @@ def on_unknown(message: Any = None, name: str = "", **_: Any) -> None:
     envelope = parse(headers.get(HEADER))
     if envelope is not None:
         delay = process_state.of(RefusedTasks).delay(name)
-        _return_unknown(envelope, worker_repairs.batch_names_of(headers), delay)
+        _return_unknown(envelope, queue_names_of(headers), delay)
 
 
 class RefusedTasks:
@@ -242,7 +243,7 @@ def _end_unreceived(
     """
     if _options(task) is None:
         logger.error("This worker's task %r is not durable; it got a durable message.", task.name)
-        _return_unknown(envelope, worker_repairs.batch_names_of(task.request))
+        _return_unknown(envelope, queue_names_of(task.request))
         return
     try:
         live = gate.open_run(task, envelope)

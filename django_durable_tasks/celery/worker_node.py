@@ -310,7 +310,7 @@ def held_by_queue(requests: Iterable[Any]) -> Counter[str]:
     for request in requests:
         of_task = prepared_messages.parse(request.id) is not None
         held.update(
-            (worker_repairs.batch_names_of(request.request_dict) if of_task else ()) or ("",)
+            (prepared_messages.queue_names_of(request.request_dict) if of_task else ()) or ("",)
         )
     return held
 

@@ -9,22 +9,19 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
-from celery import bootsteps, current_app, signals
+from celery import bootsteps, signals
 from celery.app import backends
 from celery.concurrency.thread import TaskPool
 from celery.utils.imports import load_extension_class_names
 from kombu import Message
 
-from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, HEADER
+from django_durable_tasks.celery.prepared_messages import BATCH_HEADER, CONSUMED_FROM, HEADER
 
 # Records from which queue a message was consumed. The worker's consumer writes it; the gate and
 # the report of the worker read it.
 #
 # The exchange and routing key of a message show where it was sent, not where it arrived. Only the
 # consumer knows the queue. It overwrites what the message contains.
-
-
-CONSUMED_FROM = "durable_consumed_from"
 
 
 class _RecordedQueue:
@@ -91,23 +88,6 @@ def record_queues(app: Any) -> None:
             return super()._basic_consume(_RecordedQueue(queue), *args, **options)
 
     app.amqp.Consumer = Consumer
-
-
-def batch_names_of(headers: Any) -> tuple[str, ...]:
-    """Return the names of the queue from which this was consumed: its own name, then its aliases.
-    Empty if unknown.
-
-    ``headers`` are those of a message, or a request, which has them as attributes.
-    """
-    queue = (
-        headers.get(CONSUMED_FROM)
-        if isinstance(headers, dict)
-        else getattr(headers, CONSUMED_FROM, None)
-    )
-    if not isinstance(queue, str):
-        return ()
-    aliases = current_app.amqp.queues.aliases
-    return queue, *(alias for alias, declared in list(aliases.items()) if declared.name == queue)
 
 
 # Leaves the prefetch count of a worker with the pool ``threads`` as it is after a lost connection.

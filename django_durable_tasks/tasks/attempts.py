@@ -137,7 +137,7 @@ def succeed(run: Run, result: str | None, worker: str) -> bool:
     """Record the success with its log row; return False if the run was fenced.
 
     If the reply to the COMMIT was lost and the call is repeated, the success is found in the log. A
-    success with follow-ups is recorded by ``workflows.followups.succeed``.
+    success with follow-ups is recorded by ``workflows.runs.succeed``.
     """
     return run_transitions.succeed(run, result, worker) or succeeded(run)
 

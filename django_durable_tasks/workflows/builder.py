@@ -527,13 +527,3 @@ def _moved(value: Any, first: int, builder: Builder) -> Any:
 
 FollowUp = Schedule | Builder
 """A task or a workflow that is created in the transaction of a success."""
-
-
-def followups_of(value: Any) -> tuple[FollowUp, ...]:
-    """Return the schedules and workflows that a task function returned: one, a list of them, or
-    none.
-    """
-    if isinstance(value, FollowUp):
-        return (value,)
-    several = isinstance(value, list | tuple) and all(isinstance(item, FollowUp) for item in value)
-    return tuple(value) if several else ()

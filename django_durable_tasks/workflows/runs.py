@@ -820,12 +820,10 @@ def cancel_called_off(limit: int) -> int:
 
 
 @retry_on_deadlock
-def succeed(run: Run, result: str | None, worker: str, followups: Sequence[FollowUp] = ()) -> bool:
+def succeed(run: Run, result: str | None, worker: str, followups: Sequence[FollowUp]) -> bool:
     """Record the success with its log row and its follow-up tasks, all or nothing; return False if
     it was fenced.
     """
-    if not followups:
-        return attempts.succeed(run, result, worker)
     plans = [planned(followup) if isinstance(followup, Builder) else None for followup in followups]
     schedules = enqueue.planned_followups(
         (followup for followup in followups if isinstance(followup, Schedule)), run.tenant_id

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from django_durable_tasks.celery.live_runs import followups_of
 from django_durable_tasks.choices import OPEN, REPLAYABLE, TERMINAL, Status
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.tasks.options import Schedule
-from django_durable_tasks.workflows.builder import followups_of
 
 MOVES = TRANSITIONS.values()
 
