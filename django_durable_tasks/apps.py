@@ -51,7 +51,7 @@ class DurableTasksConfig(AppConfig):
             internal_tasks,  # noqa: F401 - registers its tasks in every process, as the one below
         )
         from django_durable_tasks.celery import (
-            broker_outage,
+            broker_connection,
             calls,
             filesystem,
             inspect,
@@ -82,7 +82,7 @@ class DurableTasksConfig(AppConfig):
         ports.publish_batches = publisher.publish_batches_after_commit
         ports.queue_of = routing.queue_of
         ports.routes_by_arguments = routing.routes_by_arguments
-        ports.broker_open = broker_outage.is_open_for
+        ports.broker_open = broker_connection.is_open_for
         ports.fast_path = backpressure.FastPath()
         ports.eager = publisher.eager
         ports.due = OnCommitNotifier()

@@ -23,15 +23,15 @@ from kombu.utils.json import dumps
 
 from django_durable_tasks import conf
 from django_durable_tasks.audit import record_start
-from django_durable_tasks.celery import broker_outage
+from django_durable_tasks.celery import broker_connection
 from django_durable_tasks.celery.broker_connection import (
     BrokerConnection,
+    NotAccepted,
     QueueRejected,
     borrowed,
     close_idle,
     failures_of,
 )
-from django_durable_tasks.celery.broker_outage import NotAccepted
 from django_durable_tasks.celery.prepared_messages import (
     DEFAULT_EXCHANGE,
     celery_id_of,
@@ -42,13 +42,7 @@ from django_durable_tasks.celery.prepared_messages import (
 from django_durable_tasks.exceptions import BrokerUnavailable, UnknownQueue
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.operations import (
-    OF_ALL_TENANTS,
-    Progress,
-    Target,
-    no_progress,
-    operation,
-)
+from django_durable_tasks.operations import OF_ALL_TENANTS, Progress, Target, no_progress, operation
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states.demand import QueueDemand
 from django_durable_tasks.store.connections import dedicated_connection
@@ -263,7 +257,7 @@ def _send_with_confirms(broker: BrokerConnection, prepared: Sequence[_Prepared])
 # Publishes messages to the broker within time limits. A rejected queue does not delay the others.
 #
 # Nothing here is needed for correctness: a task whose message is lost is republished. What happens
-# while the broker is unavailable is described in ``broker_outage.py``.
+# while the broker is unavailable is described in ``broker_connection.py``.
 
 
 logger = logging.getLogger("django_durable_tasks.broker")
@@ -284,7 +278,7 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
         for message in messages:
             run_here(message)
         return []
-    delays, waiting, attempted = broker_outage.backoff.delays(), list[NotAccepted](), messages
+    delays, waiting, attempted = broker_connection.backoff.delays(), list[NotAccepted](), messages
     if delays:
         waiting = [
             NotAccepted(message, delays[message.queue])
@@ -295,15 +289,15 @@ def publish(messages: Sequence[TaskMessage]) -> list[NotAccepted]:
     if not attempted:
         return waiting
     rejections = _answered(functools.partial(_publish_once, attempted), f"{len(messages)} messages")
-    if not rejections and not broker_outage.backoff.has_rejected():
+    if not rejections and not broker_connection.backoff.has_rejected():
         return waiting
     # Back off from the rejected queues, and end the back-off of the others.
     refused = {rejection.message.queue: rejection.error for rejection in rejections}
     for queue, error in refused.items():
-        broker_outage.backoff.rejected(queue, error)
+        broker_connection.backoff.rejected(queue, error)
     for queue in {message.queue for message in attempted} - set(refused):
-        broker_outage.backoff.accepted(queue)
-    remaining = {queue: broker_outage.backoff.remaining(queue) for queue in refused}
+        broker_connection.backoff.accepted(queue)
+    remaining = {queue: broker_connection.backoff.remaining(queue) for queue in refused}
     return waiting + [
         NotAccepted(rejection.message, remaining[rejection.message.queue])
         for rejection in rejections
@@ -328,7 +322,7 @@ def _answered(ask: Callable[[], _Answer], subject: str) -> _Answer:
 
     Raises BrokerUnavailable, also while the breaker is open.
     """
-    if not broker_outage.breaker.allows():
+    if not broker_connection.breaker.allows():
         raise BrokerUnavailable
     failures = _failures(current_app._get_current_object())
     try:
@@ -338,11 +332,11 @@ def _answered(ask: Callable[[], _Answer], subject: str) -> _Answer:
             close_idle()  # idle connections lead to the same broker
             reply = ask()
     except failures as error:
-        broker_outage.breaker.failed_with(error)
+        broker_connection.breaker.failed_with(error)
         raise BrokerUnavailable(
             f"The broker did not respond to {subject}: {type(error).__name__}."
         ) from error
-    broker_outage.breaker.succeeded()
+    broker_connection.breaker.succeeded()
     return reply
 
 
@@ -354,7 +348,7 @@ def _publish_once(messages: Sequence[TaskMessage]) -> list[Rejection]:
     # Only a confirm shows whether a rejected queue is accepted again, and whether a queue that was
     # lost exists.
     confirm = len(messages) > 1 or any(
-        message.number > 1 or broker_outage.backoff.is_rejected(message.queue)
+        message.number > 1 or broker_connection.backoff.is_rejected(message.queue)
         for message in messages
     )
     while messages:
@@ -420,7 +414,7 @@ def dispatch_of(
     open_now = [
         demand.at_most(number)
         for demand in demands
-        if (number := broker_outage.capacity_of(demand.queue)) > 0 and demand.limit > 0
+        if (number := broker_connection.capacity_of(demand.queue)) > 0 and demand.limit > 0
     ]
     with dedicated_connection():
         groups = claim.parted(open_now)
@@ -429,7 +423,11 @@ def dispatch_of(
         group_limit = sum(demand.limit for demand in group)
         share = -(-limit * group_limit // total)  # rounded up
         total -= group_limit
-        allowed = share if broker_outage.breaker.closed() else min(share, broker_outage.capacity())
+        allowed = (
+            share
+            if broker_connection.breaker.closed()
+            else min(share, broker_connection.capacity())
+        )
         taken = 0
         if allowed > 0:
             with dedicated_connection():
@@ -451,7 +449,7 @@ def dispatch_these(ids: Sequence[uuid.UUID], now: datetime, node: uuid.UUID) -> 
 
     Publishes none while the breaker is open.
     """
-    if not broker_outage.breaker.closed():
+    if not broker_connection.breaker.closed():
         return 0
     with dedicated_connection():
         messages = claim.claim_these(ids, now, node)
@@ -465,7 +463,7 @@ def _send(messages: Sequence[TaskMessage]) -> Counter[str]:
     refused = publish_or_refuse(messages) if messages else ()
     if refused:
         with dedicated_connection():
-            broker_outage.return_to_pending(refused)
+            broker_connection.return_to_pending(refused)
     sent = Counter(message.queue for message in messages)
     return sent - Counter(refusal.message.queue for refusal in refused)
 
@@ -508,7 +506,7 @@ def publish_claimed(messages: Sequence[TaskMessage]) -> None:
     refused = publish_or_refuse(messages)
     if refused:
         with dedicated_connection():
-            broker_outage.undo_publish(refused)
+            broker_connection.undo_publish(refused)
 
 
 def republish(messages: Sequence[TaskMessage]) -> Counter[str]:
@@ -519,9 +517,9 @@ def republish(messages: Sequence[TaskMessage]) -> Counter[str]:
     try:
         refused = publish(messages)
     except BrokerUnavailable:
-        broker_outage.undo_publish([NotAccepted(message, 0.0) for message in messages])
+        broker_connection.undo_publish([NotAccepted(message, 0.0) for message in messages])
         raise
-    broker_outage.undo_publish(refused)
+    broker_connection.undo_publish(refused)
     return Counter(refusal.message.queue for refusal in refused)
 
 
@@ -592,7 +590,7 @@ def publish_claimed_after_commit(messages: Sequence[TaskMessage]) -> None:
     if not refused:
         return
     try:
-        broker_outage.undo_publish(refused)
+        broker_connection.undo_publish(refused)
     except Error as error:
         logger.warning(
             "The broker did not accept %s, and the tasks could not be returned to PENDING (%s)."
@@ -642,8 +640,8 @@ def _publish(
     priorities: Mapping[tuple[str, str], int],
     connection: Callable[[], AbstractContextManager[None]],
 ) -> int:
-    pairs = [pair for pair in priorities if broker_outage.capacity_of(pair[0]) > 0]
-    pairs = pairs[: broker_outage.capacity()]
+    pairs = [pair for pair in priorities if broker_connection.capacity_of(pair[0]) > 0]
+    pairs = pairs[: broker_connection.capacity()]
     if not pairs:
         return 0
     pairs_by_consumed: dict[bool, list[tuple[str, str]]] = {}

@@ -211,7 +211,7 @@ seconds: its workers that take tasks without messages.
 
 
 def _has_listeners() -> bool:
-    return bool(takers_of_process) or redis_client.url() is not None or database_notifies()
+    return bool(takers_of_process) or database_notifies() or redis_client.url() is not None
 
 
 @verb

@@ -13,7 +13,7 @@ from celery import Celery, current_app
 from django.conf import settings
 from kombu import Connection, Queue
 
-from django_durable_tasks.celery import broker_connection, broker_outage
+from django_durable_tasks.celery import broker_connection
 from django_durable_tasks.ports import TaskMessage
 
 NAME = "tests.project.bodies.add"
@@ -46,8 +46,8 @@ def application(broker_url: str | None = None, **configuration: Any) -> Iterator
 def forget() -> None:
     """Discard connections, the breaker and the list of rejected queues."""
     broker_connection.close_idle()
-    broker_outage.breaker.succeeded()
-    broker_outage.backoff.forget()
+    broker_connection.breaker.succeeded()
+    broker_connection.backoff.forget()
 
 
 def _remove(app: Celery) -> None:

@@ -10,7 +10,7 @@ from celery import current_app
 from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
-from django_durable_tasks.celery import broker_connection, broker_outage
+from django_durable_tasks.celery import broker_connection
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models import (
     BatchMessage,
@@ -42,7 +42,7 @@ def forget_processes() -> None:
     Node.objects.all().delete()
     new_process_state()
     broker_connection.close_idle()
-    broker_outage.backoff.forget()
+    broker_connection.backoff.forget()
 
 
 def _emptied() -> bool:
