@@ -39,8 +39,8 @@ from django_durable_tasks.exceptions import (
 from django_durable_tasks.masking import ERROR_MAX_BYTES, masked
 from django_durable_tasks.models import Task, TaskExecutionLog
 from django_durable_tasks.models.tasks import TaskQuerySet
-from django_durable_tasks.store.commit_hooks import is_uncommitted
 from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.store.tables import is_uncommitted
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode_result
 from django_durable_tasks.texts import counted

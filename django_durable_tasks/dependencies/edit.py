@@ -20,8 +20,8 @@ from django_durable_tasks.option_values import chosen
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import claims, dependencies, endings
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.store.tables import publish_after_commit
 
 _LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
 

@@ -24,8 +24,8 @@ from django_durable_tasks.states import attempt_log, claims, dependencies
 from django_durable_tasks.states.inserts import place
 from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
+from django_durable_tasks.store.tables import FAST_PATH_MAX
 from django_durable_tasks.task_values import Run
 
 # Resolves the dependents of ended tasks: they are released, skipped or failed, with a cause.

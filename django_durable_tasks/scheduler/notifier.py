@@ -29,9 +29,9 @@ from django_durable_tasks.scheduler import redis_client
 from django_durable_tasks.scheduler.due_index import from_ms, instant_ms
 from django_durable_tasks.scheduler.redis_client import scope
 from django_durable_tasks.store.clock import estimated_now, host_now
-from django_durable_tasks.store.commit_hooks import CommitHook, hook_of_transaction, in_atomic_block
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
+from django_durable_tasks.store.tables import CommitHook, hook_of_transaction, in_atomic_block
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks.explanations import ago
 

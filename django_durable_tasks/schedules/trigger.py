@@ -41,9 +41,9 @@ from django_durable_tasks.signals import fires_recorded
 from django_durable_tasks.states import claims, endings, inserts
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, is_unique_violation
+from django_durable_tasks.store.tables import publish_after_commit
 from django_durable_tasks.task_values import NO_ID, NewTask
 from django_durable_tasks.tasks.enqueue import TaskTemplate
 from django_durable_tasks.tasks.enqueue import template as task_template

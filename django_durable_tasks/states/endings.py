@@ -31,8 +31,15 @@ from django_durable_tasks.states.guarded_update import (
 from django_durable_tasks.states.inserts import encrypted_changes
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store.clock import after
-from django_durable_tasks.store.commit_hooks import CommitHook, hook_of_transaction
-from django_durable_tasks.store.tables import NOW, atomic, callers_transaction, database, tasks
+from django_durable_tasks.store.tables import (
+    NOW,
+    CommitHook,
+    atomic,
+    callers_transaction,
+    database,
+    hook_of_transaction,
+    tasks,
+)
 
 # Inserts requests to RUNNING tasks in a transaction that the caller opened.
 #

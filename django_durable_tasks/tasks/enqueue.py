@@ -44,14 +44,14 @@ from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import has_passed, host_now
-from django_durable_tasks.store.commit_hooks import (
+from django_durable_tasks.store.errors import DEADLOCKS, code_of, is_of_another_database
+from django_durable_tasks.store.tables import (
     FAST_PATH_MAX,
     messages_so_far,
     publish_after_commit,
     remember_until_commit,
     start_batch_after_commit,
 )
-from django_durable_tasks.store.errors import DEADLOCKS, code_of, is_of_another_database
 from django_durable_tasks.targets import http_request
 from django_durable_tasks.task_values import (
     NO_ID,

@@ -33,9 +33,9 @@ from django_durable_tasks.option_values import chosen
 from django_durable_tasks.states import attempt_log, dependencies, endings
 from django_durable_tasks.states.guarded_update import TrackedChanges, watching
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.commit_hooks import publish_after_commit
 from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
 from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
+from django_durable_tasks.store.tables import publish_after_commit
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.explanations import comment, done_by
 

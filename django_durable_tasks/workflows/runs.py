@@ -42,8 +42,8 @@ from django_durable_tasks.registry import Registered
 from django_durable_tasks.states import dependencies, endings, inserts, runs
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.store.commit_hooks import FAST_PATH_MAX, publish_after_commit
 from django_durable_tasks.store.errors import Isolation, is_outage, retry_on_deadlock
+from django_durable_tasks.store.tables import FAST_PATH_MAX, publish_after_commit
 from django_durable_tasks.task_values import NewTask, Run
 from django_durable_tasks.tasks import attempts, enqueue
 from django_durable_tasks.tasks.enqueue import Call, TaskTemplate, step_template, traced_together

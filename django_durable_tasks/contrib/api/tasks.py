@@ -39,7 +39,7 @@ from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.operations import Operation, Target
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
-from django_durable_tasks.store.commit_hooks import created_so_far
+from django_durable_tasks.store.tables import created_so_far
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.enqueue import DELAY_MAX, Call, new_task

@@ -30,7 +30,7 @@ from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.states import attempt_log, claims, inserts
 from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.commit_hooks import publish_after_commit
+from django_durable_tasks.store.tables import publish_after_commit
 from django_durable_tasks.tasks import attempts as tasks_attempts
 from django_durable_tasks.tasks import claim
 

@@ -33,7 +33,7 @@ from django_durable_tasks.models import (
 from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.states import dependencies
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.commit_hooks import publish_after_commit
+from django_durable_tasks.store.tables import publish_after_commit
 from django_durable_tasks.workflows import runs
 from django_durable_tasks.workflows.builder import verdict
 from django_durable_tasks.workflows.runs import ABANDONED_AFTER

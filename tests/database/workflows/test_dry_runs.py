@@ -24,7 +24,7 @@ from django_durable_tasks.models import (
     WorkflowRun,
 )
 from django_durable_tasks.signals import tasks_transitioned
-from django_durable_tasks.store import commit_hooks, tables
+from django_durable_tasks.store import tables
 from django_durable_tasks.workflows import operations
 from django_durable_tasks.workflows.builder import Step
 from django_durable_tasks.workflows.operations import GraphReport
@@ -255,7 +255,7 @@ def test_a_dry_run_publishes_nothing_and_calls_no_receiver() -> None:
         hooks = [
             hook
             for _, hook, *_ in connection.run_on_commit
-            if isinstance(hook, commit_hooks._PublishHook)
+            if isinstance(hook, tables._PublishHook)
         ]
         assert len(hooks) == (after == "QUEUED")
     finally:
