@@ -39,7 +39,7 @@ _ROWS = """
 
 def _write(status: str, number: int, start: int, created: int) -> None:
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.celery.prepared_messages import queue_of
 
     given: dict[str, Any] = {
         "status": status,
@@ -92,7 +92,7 @@ def claim() -> dict[str, float]:
     percentile.
     """
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.celery.prepared_messages import queue_of
     from django_durable_tasks.limits import backpressure
     from django_durable_tasks.limits.backpressure import heads
     from django_durable_tasks.models import Task

@@ -70,7 +70,7 @@ def _publish(messages: Sequence[Any]) -> None:
 
 def _claimed(n: int) -> list[Any]:
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.celery.prepared_messages import queue_of
     from django_durable_tasks.states.demand import QueueDemand
     from django_durable_tasks.store.clock import database_now
     from django_durable_tasks.tasks.claim import claim_of

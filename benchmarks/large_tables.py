@@ -92,7 +92,7 @@ def _in_batch(clock: Clock, queue: str, name: str, node: uuid.UUID) -> list[uuid
 def operations(rounds: int) -> dict[str, float]:
     """Return the median of each operation in microseconds."""
     from benchmarks.project.tasks import batched_noop, noop
-    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.celery.prepared_messages import queue_of
     from django_durable_tasks.models import Task
     from django_durable_tasks.store.connections import dedicated_connection
 

@@ -70,8 +70,7 @@ def _run(n: int) -> Callable[[], None]:
 
     from benchmarks.project import celery_app
     from benchmarks.project.tasks import noop
-    from django_durable_tasks.celery.prepared_messages import _BODY, _headers
-    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.celery.prepared_messages import _BODY, _headers, queue_of
     from django_durable_tasks.states.demand import QueueDemand
     from django_durable_tasks.store.clock import database_now
     from django_durable_tasks.store.connections import dedicated_connection
@@ -111,7 +110,7 @@ def _batches(n: int) -> Callable[[], None]:
     from benchmarks.project import celery_app
     from benchmarks.project.tasks import batched_noop
     from django_durable_tasks.celery import batch_runs, publisher, worker_node
-    from django_durable_tasks.celery.routing import queue_of
+    from django_durable_tasks.celery.prepared_messages import queue_of
     from django_durable_tasks.models import Task
     from django_durable_tasks.tasks.batches import TOKEN_BYTES
 

@@ -56,9 +56,9 @@ class DurableTasksConfig(AppConfig):
             filesystem,
             inspect,
             late_tasks,
+            prepared_messages,
             project_app,
             publisher,
-            routing,
             signal_handlers,
             worker_node,
         )
@@ -80,8 +80,8 @@ class DurableTasksConfig(AppConfig):
         calls.install()
         ports.publish = publisher.publish_claimed_after_commit
         ports.publish_batches = publisher.publish_batches_after_commit
-        ports.queue_of = routing.queue_of
-        ports.routes_by_arguments = routing.routes_by_arguments
+        ports.queue_of = prepared_messages.queue_of
+        ports.routes_by_arguments = prepared_messages.routes_by_arguments
         ports.broker_open = broker_connection.is_open_for
         ports.fast_path = backpressure.FastPath()
         ports.eager = publisher.eager

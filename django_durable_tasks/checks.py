@@ -21,7 +21,7 @@ from django.core.checks import CheckMessage
 from django.db import DEFAULT_DB_ALIAS, NotSupportedError, connections, router, transaction
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.celery import inspect, routing
+from django_durable_tasks.celery import inspect, prepared_messages
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.conf import TENANT, InvalidSetting, Settings
 from django_durable_tasks.decorators import stray_schedules
@@ -534,7 +534,7 @@ def check_schedules(**_: Any) -> Iterator[CheckMessage]:
     kinds = (
         ("E014", "reason", sync.declarations()[1]),
         ("W012", "function", stray_schedules()),
-        ("W015", "reason", routing.unreachable_beat_entries()),
+        ("W015", "reason", prepared_messages.unreachable_beat_entries()),
     )
     for kind, fact, facts in kinds:
         for name, value in facts.items():
@@ -618,7 +618,10 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
     if settings is None or not settings.QUEUE_ALLOW:
         return
     # Any slug does: the same stands for the tenant in both settings.
-    configured, patterns = routing.configured_queues(), routing.api_queue_patterns(_SLUG)
+    configured, patterns = (
+        prepared_messages.configured_queues(),
+        prepared_messages.api_queue_patterns(_SLUG),
+    )
     for entry in settings.QUEUE_ALLOW:
         name = entry.removeprefix("exchange:")
         form = re.compile(re.escape(name).replace(re.escape(TENANT), "[-a-zA-Z0-9_]+"))
@@ -626,7 +629,7 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
         user = (
             users[0]
             if users
-            else routing.user_of(name.replace(TENANT, _SLUG), configured, patterns)
+            else prepared_messages.user_of(name.replace(TENANT, _SLUG), configured, patterns)
         )
         if user is not None:
             yield FINDINGS["W019"](entry=entry, user=user)

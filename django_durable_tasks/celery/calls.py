@@ -18,8 +18,8 @@ from celery.canvas import Signature
 from celery.utils.functional import maybe_list
 
 from django_durable_tasks import registry
+from django_durable_tasks.celery.prepared_messages import queue_of_options
 from django_durable_tasks.celery.result import DurableResult
-from django_durable_tasks.celery.routing import queue_of_options
 from django_durable_tasks.exceptions import InvalidOption
 from django_durable_tasks.models import Task
 from django_durable_tasks.option_values import LONGEST, instant, seconds

@@ -17,7 +17,7 @@ from typing import IO, Any
 from django.utils.autoreload import DJANGO_AUTORELOAD_ENV, get_child_arguments
 
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.celery.routing import configured_queues
+from django_durable_tasks.celery.prepared_messages import configured_queues
 from django_durable_tasks.process_state import PARENT_PIPE
 
 # Seconds between two looks at the processes while they are stopped.

@@ -11,7 +11,7 @@ from celery import Celery
 from django.db.models import Count
 from kombu import Exchange, Queue
 
-from django_durable_tasks.celery import publisher, routing
+from django_durable_tasks.celery import prepared_messages, publisher
 from django_durable_tasks.models import Task
 from tests.broker.routes import NAME, application, declare, increase, messages, waiting
 from tests.project.bodies import add
@@ -103,9 +103,13 @@ def test_a_message_is_sent_to_the_queue_that_celery_uses_and_to_no_other(
         declare(app)
         by_celery = Celery.send_task.__wrapped__  # the package creates a task for a durable name
         sent = _sent(app, lambda: [by_celery(app, NAME, (1, 2)) for _ in range(number)])
-        ours = _sent(app, lambda: publisher.publish(messages(routing.queue_of(NAME, None), number)))
+        ours = _sent(
+            app, lambda: publisher.publish(messages(prepared_messages.queue_of(NAME, None), number))
+        )
         assert ours == sent == {a: number}
-        named = _sent(app, lambda: publisher.publish(messages(routing.queue_of(NAME, b), number)))
+        named = _sent(
+            app, lambda: publisher.publish(messages(prepared_messages.queue_of(NAME, b), number))
+        )
         assert named == {b: number}
 
 

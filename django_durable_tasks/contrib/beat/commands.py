@@ -12,7 +12,7 @@ from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.celery import inspect
-from django_durable_tasks.celery.routing import queue_at
+from django_durable_tasks.celery.prepared_messages import queue_at
 from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.contrib.beat import compare, periodic_tasks

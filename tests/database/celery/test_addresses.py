@@ -13,8 +13,8 @@ from celery.app.amqp import AMQP
 from django.conf import settings as django_settings
 from kombu import Exchange, Queue, binding
 
-from django_durable_tasks.celery import routing
-from django_durable_tasks.celery.routing import queue_at
+from django_durable_tasks.celery import prepared_messages
+from django_durable_tasks.celery.prepared_messages import queue_at
 from django_durable_tasks.checks import check_schedules
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from tests.celery_settings import celery_configured, forget_routes
@@ -41,11 +41,11 @@ def _queues() -> Iterator[None]:
     ]
     with celery_configured(task_queues=queues):
         app.amqp = AMQP(app)
-        routing.forget()
+        prepared_messages.forget()
         yield
     app.amqp = before
     forget_routes()
-    routing.forget()
+    prepared_messages.forget()
 
 
 def _called(**options: Any) -> str:
@@ -125,7 +125,7 @@ def test_a_call_and_a_route_of_the_same_address_use_the_same_queue(
     exchange, key = address
     with celery_configured(task_routes={add.name: {"exchange": exchange, "routing_key": key}}):
         try:
-            routed = routing.queue_of(add.name, None)
+            routed = prepared_messages.queue_of(add.name, None)
         except UnknownQueue:
             routed = None
     assert queue_at(exchange, key) == routed

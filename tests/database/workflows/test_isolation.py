@@ -14,7 +14,7 @@ from celery import current_app
 from django.db import connection
 
 from django_durable_tasks import Workflow, durable_task
-from django_durable_tasks.celery import routing
+from django_durable_tasks.celery import prepared_messages
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.exceptions import InvalidOption, UnknownQueue
 from django_durable_tasks.models import Task, WorkflowRun
@@ -127,7 +127,7 @@ def _route_by(routes: Any) -> None:
     current_app.conf.task_routes = routes
     current_app.amqp.flush_routes()
     current_app.amqp.__dict__.pop("router", None)
-    routing.forget()
+    prepared_messages.forget()
 
 
 @pytest.mark.usefixtures("broken_router")

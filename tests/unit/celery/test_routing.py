@@ -13,7 +13,7 @@ from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
 from django_durable_tasks.celery.broker_connection import is_same_broker
-from django_durable_tasks.celery.routing import queue_of
+from django_durable_tasks.celery.prepared_messages import queue_of
 from django_durable_tasks.exceptions import UnknownQueue
 
 NAME = "shop.tasks.cut"
