@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpa
 from celery import shared_task
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery import endings
+from django_durable_tasks.celery import task as celery_task
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.celery.task import DurableTask, signature_of
 from django_durable_tasks.exceptions import InvalidOption
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 _CELERY = frozenset(
     {
-        *endings.OPTIONS,
+        *celery_task.RETRY_OPTIONS,
         "base",
         "bind",
         "ignore_result",
@@ -199,13 +199,13 @@ def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Durabl
             base,
             "derive it from django_durable_tasks.celery.task.DurableTask instead of Celery's Task.",
         )
-    kwargs = endings.with_those_of_base(base, kwargs)
+    kwargs = celery_task.with_those_of_base(base, kwargs)
     ours = {key: value for key, value in kwargs.items() if key in TASK_OPTIONS and key != "name"}
     name = kwargs.get("name") or f"{function.__module__}.{function.__name__}"
     # The project's defaults do not apply to the tasks of this package.
     is_ours = function.__module__.startswith("django_durable_tasks.")
     defaults = {} if is_ours else checked_defaults(conf.settings().TASK_DEFAULTS or {})
-    options = task_options(name, ours, {**defaults, **endings.implied_retries(kwargs)})
+    options = task_options(name, ours, {**defaults, **celery_task.implied_retries(kwargs)})
     signature = signature_of(function, bound=bool(kwargs.get("bind")))
     # A parameter that ``.schedule(run_at=...)`` could not pass.
     run_at = signature.parameters.get("run_at") if base.has_schedule_method else None
@@ -219,7 +219,7 @@ def _decorate(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Durabl
     celery_options = {"ignore_result": True} | {
         key: value for key, value in kwargs.items() if key in _CELERY
     }
-    celery_options |= {"base": base, **endings.celery_options(kwargs, options)}
+    celery_options |= {"base": base, **celery_task.celery_options(kwargs, options)}
     with _warnings_of_caller():
         task = shared_task(
             name=options.name,

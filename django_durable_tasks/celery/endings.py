@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import pickle
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,10 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from celery import Task as CeleryTask
 from celery import exceptions as celery_exceptions
-from celery.exceptions import MaxRetriesExceededError
-from celery.exceptions import Retry as CeleryRetry
 from celery.utils.serialization import get_pickleable_exception
 from django.db import DataError, Error, IntegrityError, connections
 
@@ -42,14 +38,13 @@ from django_durable_tasks.exceptions import (
     UnserializableResult,
 )
 from django_durable_tasks.masking import ERROR_MAX_BYTES, masked_excerpt, shortened
-from django_durable_tasks.option_values import seconds
 from django_durable_tasks.states.machine import EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import dedicated_connection, in_transaction
 from django_durable_tasks.tasks import attempts
 from django_durable_tasks.tasks.arguments import encode_result
 from django_durable_tasks.tasks.attempts import claim_next, frees_capacity
-from django_durable_tasks.tasks.options import ATTEMPTS_MAX, Retry, TaskOptions
+from django_durable_tasks.tasks.options import Retry, TaskOptions
 from django_durable_tasks.texts import counted
 from django_durable_tasks.workflows import runs as workflow_runs
 from django_durable_tasks.workflows.builder import FollowUp
@@ -178,130 +173,6 @@ def _survives(error: BaseException) -> bool:
     except Exception:  # noqa: BLE001 - pickling calls the exception's own code
         return False
     return True
-
-
-# Implements Celery's retry options and ``self.retry()`` for durable tasks. The delay is stored in
-# the row.
-#
-# A task without any retry option uses the defaults of this package for errors that its function
-# raises. If Celery's options are given, only ``self.retry()`` and the errors of ``autoretry_for``
-# are retried, unless ``max_attempts`` or ``retry_for`` is given too.
-
-
-OPTIONS = frozenset(
-    {
-        "autoretry_for",
-        "dont_autoretry_for",
-        "retry_kwargs",
-        "retry_backoff",
-        "retry_backoff_max",
-        "retry_jitter",
-        "max_retries",
-        "default_retry_delay",
-    }
-)
-"""The retry options of Celery's decorator."""
-_OF_A_RETRY = frozenset({"countdown", "max_retries"})
-
-
-def with_those_of_base(base: type, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``declared`` with the retry options that are attributes of a class. Those of the
-    decorator take precedence.
-    """
-    options: dict[str, Any] = {}
-    for option in OPTIONS:
-        owner = next((kind for kind in base.__mro__ if option in vars(kind)), CeleryTask)
-        if owner is not CeleryTask:
-            options[option] = getattr(base, option)
-    if "max_attempts" in declared:
-        options.pop("max_retries", None)
-    return {**options, **declared}
-
-
-def implied_retries(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Celery's options in ``declared`` as options of this package; raises InvalidOption."""
-    if OPTIONS.isdisjoint(declared):
-        return {}
-    if "max_retries" in declared and "max_attempts" in declared:
-        raise InvalidOption(
-            f"max_retries={declared['max_retries']!r} and max_attempts=...: give one of them."
-        )
-    retry_kwargs = declared.get("retry_kwargs") or {}
-    for option in retry_kwargs:
-        if option not in _OF_A_RETRY:
-            raise InvalidOption(
-                f"retry_kwargs={{{option!r}: ...}}: a durable task takes"
-                f" {' and '.join(sorted(_OF_A_RETRY))} there."
-            )
-    options: dict[str, Any] = {}
-    if "max_attempts" not in declared:
-        limit = retry_kwargs.get("max_retries", declared.get("max_retries", CeleryTask.max_retries))
-        is_number = isinstance(limit, int) and not isinstance(limit, bool)
-        if limit is not None and not (is_number and 0 <= limit < ATTEMPTS_MAX):
-            raise InvalidOption.of(
-                "max_retries", limit, f"give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
-            )
-        options["max_attempts"] = _attempts(limit)
-    if "retry_for" not in declared and (
-        declared.get("autoretry_for") or "max_attempts" not in declared
-    ):
-        options["retry_for"] = ()
-    return options
-
-
-def _attempts(max_retries: int | None) -> int:
-    return ATTEMPTS_MAX if max_retries is None else min(max_retries + 1, ATTEMPTS_MAX)
-
-
-def celery_options(declared: Mapping[str, Any], options: TaskOptions) -> dict[str, Any]:
-    """Return the attributes of Celery's task class that ``self.retry()`` uses. A delay of None
-    means that the row's policy decides.
-    """
-    attributes: dict[str, Any] = {
-        "max_retries": declared.get("max_retries", CeleryTask.max_retries)
-    }
-    if options.limits_retries:
-        attributes["max_retries"] = options.max_attempts - 1
-    delay = declared.get("default_retry_delay")
-    if delay is not None:
-        attributes["default_retry_delay"] = seconds("default_retry_delay", delay)
-    elif options.spaces_retries:
-        attributes["default_retry_delay"] = None
-    return attributes
-
-
-def retry_exception(
-    task: Any,
-    live: LiveRun,
-    exc: BaseException | None,
-    when: datetime | float | None,
-    max_retries: int | None,
-) -> CeleryRetry:
-    """Return the exception that requests another attempt. Raises ``exc`` or MaxRetriesExceededError
-    if no retry is left.
-    """
-    options: TaskOptions = task.durable_options
-    # ``max_attempts``, if the call or the decorator sets it.
-    stated: int | None = live.run.options.get("max_attempts")
-    if stated is None and options.limits_retries:
-        stated = options.max_attempts
-    limit = task.max_retries if max_retries is None else max_retries
-    if stated is not None:
-        limit = stated - 1 if max_retries is None else min(max_retries, stated - 1)
-    if limit is not None and live.run.failures >= limit:
-        live.max_attempts = live.run.failures + 1
-        text = f"Can't retry {task.name}[{live.run.task_id}]: {limit} retries."
-        error = exc or MaxRetriesExceededError(text)
-        handled = sys.exception()
-        if handled is None or handled is error:
-            raise error
-        raise error from handled  # as Celery does
-    if stated is None:
-        live.max_attempts = _attempts(limit)
-    if isinstance(when, datetime) and when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    delay: Any = task.default_retry_delay if when is None else when
-    return CeleryRetry("The task requested another attempt.", exc=exc, when=delay)
 
 
 # The gate calls `close` for each ending that the process of the run sees. Celery's signals record

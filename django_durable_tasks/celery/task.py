@@ -6,24 +6,28 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable
-from datetime import datetime
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 from asgiref.sync import sync_to_async
 from celery import Task as CeleryTask
+from celery.exceptions import MaxRetriesExceededError
+from celery.exceptions import Retry as CeleryRetry
 from django.db import DEFAULT_DB_ALIAS, connection, transaction
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery import calls, endings, event_loop, gate, plain_messages
+from django_durable_tasks.celery import calls, event_loop, gate, plain_messages
 from django_durable_tasks.celery.calls import Using
-from django_durable_tasks.celery.live_runs import RunContext, process_runs
+from django_durable_tasks.celery.live_runs import LiveRun, RunContext, process_runs
 from django_durable_tasks.celery.prepared_messages import of_request
 from django_durable_tasks.celery.result import META, STATE, DurableResult
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.option_values import seconds
 from django_durable_tasks.tasks.arguments import JSON_MAX_DEPTH, encode_result
-from django_durable_tasks.tasks.options import TaskOptions
+from django_durable_tasks.tasks.options import ATTEMPTS_MAX, TaskOptions
 
 logger = logging.getLogger("django_durable_tasks.runs")
 # Characters of a state of ``update_state()``, as in the result backends of Celery and Django.
@@ -312,7 +316,7 @@ class DurableTask(CeleryTask):
                 f"self.retry({refused[0]}=...): the next attempt has the arguments and options of"
                 " the row; to change them return Schedule(...) instead."
             )
-        retry = endings.retry_exception(self, live, exc, countdown or eta or countdown, max_retries)
+        retry = retry_exception(self, live, exc, countdown or eta or countdown, max_retries)
         if throw:
             raise retry from exc
         live.requested_retry = retry
@@ -325,3 +329,129 @@ def signature_of(function: Any, *, bound: bool) -> inspect.Signature:
     if not bound:
         return signature
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+# Implements Celery's retry options and ``self.retry()`` for durable tasks. The delay is stored in
+# the row.
+#
+# A task without any retry option uses the defaults of this package for errors that its function
+# raises. If Celery's options are given, only ``self.retry()`` and the errors of ``autoretry_for``
+# are retried, unless ``max_attempts`` or ``retry_for`` is given too.
+
+
+RETRY_OPTIONS = frozenset(
+    {
+        "autoretry_for",
+        "dont_autoretry_for",
+        "retry_kwargs",
+        "retry_backoff",
+        "retry_backoff_max",
+        "retry_jitter",
+        "max_retries",
+        "default_retry_delay",
+    }
+)
+"""The retry options of Celery's decorator."""
+
+
+_OF_A_RETRY = frozenset({"countdown", "max_retries"})
+
+
+def with_those_of_base(base: type, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``declared`` with the retry options that are attributes of a class. Those of the
+    decorator take precedence.
+    """
+    options: dict[str, Any] = {}
+    for option in RETRY_OPTIONS:
+        owner = next((kind for kind in base.__mro__ if option in vars(kind)), CeleryTask)
+        if owner is not CeleryTask:
+            options[option] = getattr(base, option)
+    if "max_attempts" in declared:
+        options.pop("max_retries", None)
+    return {**options, **declared}
+
+
+def implied_retries(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Celery's options in ``declared`` as options of this package; raises InvalidOption."""
+    if RETRY_OPTIONS.isdisjoint(declared):
+        return {}
+    if "max_retries" in declared and "max_attempts" in declared:
+        raise InvalidOption(
+            f"max_retries={declared['max_retries']!r} and max_attempts=...: give one of them."
+        )
+    retry_kwargs = declared.get("retry_kwargs") or {}
+    for option in retry_kwargs:
+        if option not in _OF_A_RETRY:
+            raise InvalidOption(
+                f"retry_kwargs={{{option!r}: ...}}: a durable task takes"
+                f" {' and '.join(sorted(_OF_A_RETRY))} there."
+            )
+    options: dict[str, Any] = {}
+    if "max_attempts" not in declared:
+        limit = retry_kwargs.get("max_retries", declared.get("max_retries", CeleryTask.max_retries))
+        is_number = isinstance(limit, int) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and 0 <= limit < ATTEMPTS_MAX):
+            raise InvalidOption.of(
+                "max_retries", limit, f"give a whole number from 0 to {ATTEMPTS_MAX - 1}, or None."
+            )
+        options["max_attempts"] = _attempts(limit)
+    if "retry_for" not in declared and (
+        declared.get("autoretry_for") or "max_attempts" not in declared
+    ):
+        options["retry_for"] = ()
+    return options
+
+
+def _attempts(max_retries: int | None) -> int:
+    return ATTEMPTS_MAX if max_retries is None else min(max_retries + 1, ATTEMPTS_MAX)
+
+
+def celery_options(declared: Mapping[str, Any], options: TaskOptions) -> dict[str, Any]:
+    """Return the attributes of Celery's task class that ``self.retry()`` uses. A delay of None
+    means that the row's policy decides.
+    """
+    attributes: dict[str, Any] = {
+        "max_retries": declared.get("max_retries", CeleryTask.max_retries)
+    }
+    if options.limits_retries:
+        attributes["max_retries"] = options.max_attempts - 1
+    delay = declared.get("default_retry_delay")
+    if delay is not None:
+        attributes["default_retry_delay"] = seconds("default_retry_delay", delay)
+    elif options.spaces_retries:
+        attributes["default_retry_delay"] = None
+    return attributes
+
+
+def retry_exception(
+    task: Any,
+    live: LiveRun,
+    exc: BaseException | None,
+    when: datetime | float | None,
+    max_retries: int | None,
+) -> CeleryRetry:
+    """Return the exception that requests another attempt. Raises ``exc`` or MaxRetriesExceededError
+    if no retry is left.
+    """
+    options: TaskOptions = task.durable_options
+    # ``max_attempts``, if the call or the decorator sets it.
+    stated: int | None = live.run.options.get("max_attempts")
+    if stated is None and options.limits_retries:
+        stated = options.max_attempts
+    limit = task.max_retries if max_retries is None else max_retries
+    if stated is not None:
+        limit = stated - 1 if max_retries is None else min(max_retries, stated - 1)
+    if limit is not None and live.run.failures >= limit:
+        live.max_attempts = live.run.failures + 1
+        text = f"Can't retry {task.name}[{live.run.task_id}]: {limit} retries."
+        error = exc or MaxRetriesExceededError(text)
+        handled = sys.exception()
+        if handled is None or handled is error:
+            raise error
+        raise error from handled  # as Celery does
+    if stated is None:
+        live.max_attempts = _attempts(limit)
+    if isinstance(when, datetime) and when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    delay: Any = task.default_retry_delay if when is None else when
+    return CeleryRetry("The task requested another attempt.", exc=exc, when=delay)
