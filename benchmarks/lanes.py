@@ -171,7 +171,7 @@ class Lanes(Ours):
 
     def limited(self, n: int, *, without: bool) -> Measured:
         """Time n tasks of 50 ms under a limit of four, whose places are handed over or not."""
-        self.switched_off = ("celery.endings", "frees_capacity", False) if without else ()
+        self.switched_off = ("celery.gate", "frees_capacity", False) if without else ()
         seconds = self.run(n, 1, published=False, task="limited", children=CHILDREN)
         return Measured(seconds, {"percent_of_ceiling": 100 * n / seconds / CEILING})
 

@@ -27,9 +27,8 @@ from celery.utils.serialization import get_pickleable_exception
 from django.db import Error, close_old_connections
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery import endings, gate, publisher, worker_node
-from django_durable_tasks.celery.endings import outcome_of, text_of
-from django_durable_tasks.celery.gate import STATE, CallState, state_of
+from django_durable_tasks.celery import gate, publisher, worker_node
+from django_durable_tasks.celery.gate import STATE, CallState, outcome_of, state_of, text_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import batch_token, queue_names_of
 from django_durable_tasks.celery.publisher import CARRIER
@@ -318,10 +317,10 @@ def _record(done: Sequence[RecordedSuccess], worker: str, until: float) -> None:
 
 def _record_alone(live: LiveRun, success: Success, until: float) -> None:
     try:
-        accepted = endings.persist(
+        accepted = gate.persist(
             lambda: _write([(live, success)], live.worker),
             live,
-            partial(endings.is_refused, live),
+            partial(gate.is_refused, live),
             seconds=max(0.0, until - time.monotonic()),
         )
     except EndingNotRecorded:
@@ -330,7 +329,7 @@ def _record_alone(live: LiveRun, success: Success, until: float) -> None:
     except Exception as error:
         logger.exception("The success of run %s cannot be recorded.", live.run.celery_id)
         live.success = None
-        endings.close(live, outcome_of(error, registry.get(live.run.name).options))
+        gate.close(live, outcome_of(error, registry.get(live.run.name).options))
         return
     _finish([(live, success)], accepted)
 
@@ -343,10 +342,10 @@ def _finish(done: Sequence[RecordedSuccess], accepted: set[uuid.UUID]) -> None:
     succeeded = [live for live in ended if live.run.run_id in accepted and not live.recorded]
     for live in succeeded:
         live.verdict, live.recorded = decide(outcome, attempts.spent(live.run)), True
-    endings.after_endings(succeeded, outcome)
+    gate.after_endings(succeeded, outcome)
     for live in ended:
         if live.run.run_id not in accepted:
-            endings.close_fenced(live)
+            gate.close_fenced(live)
 
 
 class BatchThread:
@@ -556,7 +555,7 @@ class _Message:
         """Start due tasks, as many as a first batch has, and end each with this error."""
         for live in self._lives(self._take(_sizes.of(self._task.name, self._options.batch or 1))):
             with suppress(EndingNotRecorded):  # logged; the lease ends the run
-                endings.close(live, endings.outcome_for(live, error, self._options))
+                gate.close(live, gate.outcome_for(live, error, self._options))
 
     def _take(self, size: int) -> list[Run]:
         """Start due tasks. After an error the runs are read back, because the statement may have
@@ -700,11 +699,11 @@ class _Message:
         if self._is_ended(live):
             return
         if live.success is not None and not self._options.atomic:
-            endings.close_success(live)
+            gate.close_success(live)
         elif worker_node.in_pool_child():
             text = text_of(error)
             crash = Outcome(kind=EndingKind.CRASHED, error=text, error_type="WorkerLostError")
-            endings.close(live, crash)
+            gate.close(live, crash)
         else:
             gate.closed_by(self._task, live, error)
         self._events.failed(live, error)
@@ -732,6 +731,6 @@ class _Message:
             self._collected = live
             batch.add(live, Success(run=live.run, result=outcome.result, wait=wait))
             return live.value
-        if endings.close_success(live) is None:
+        if gate.close_success(live) is None:
             raise gate.Fenced
         return live.value

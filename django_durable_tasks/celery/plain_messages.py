@@ -16,7 +16,7 @@ from django.db import Error
 
 from django_durable_tasks import conf
 from django_durable_tasks.celery import calls
-from django_durable_tasks.celery.endings import text_of
+from django_durable_tasks.celery.gate import text_of
 from django_durable_tasks.exceptions import DurableTasksError, PlainMessageRefused
 from django_durable_tasks.store.connections import dedicated_connection
 

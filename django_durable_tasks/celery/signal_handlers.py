@@ -22,10 +22,9 @@ from celery.exceptions import Ignore
 from django.db import Error
 
 from django_durable_tasks import conf, process_state
-from django_durable_tasks.celery import batch_runs, endings, gate, late_tasks
-from django_durable_tasks.celery.endings import outcome_of, outcome_of_result, text_of
+from django_durable_tasks.celery import batch_runs, gate, late_tasks
 from django_durable_tasks.celery.event_loop import CancelCoroutines
-from django_durable_tasks.celery.gate import state_of
+from django_durable_tasks.celery.gate import outcome_of, outcome_of_result, state_of, text_of
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import (
     HEADER,
@@ -87,7 +86,7 @@ def on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_
     live = process_runs.find(task_id)
     if live is not None:
         if _unrecorded(task_id) and not isinstance(exception, EndingNotRecorded):
-            _record(live, endings.outcome_for(live, exception, options))
+            _record(live, gate.outcome_for(live, exception, options))
     elif (envelope := parse(task_id)) and sender.request.id != task_id:
         _record_in_parent(envelope, _outcome_in_parent(envelope, exception, options))
 
@@ -97,7 +96,7 @@ def on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: A
     options = _options(sender)
     live = _unrecorded(getattr(request, "id", None))
     if options is not None and live is not None and isinstance(reason, BaseException):
-        _record(live, endings.outcome_for(live, reason, options))
+        _record(live, gate.outcome_for(live, reason, options))
 
 
 def on_revoked(
@@ -208,7 +207,7 @@ def on_internal_error(
     live, options = _unrecorded(task_id), _options(sender)
     error = getattr(einfo, "exception", None)
     if live is not None and options is not None and isinstance(error, BaseException):
-        _record(live, endings.outcome_for(live, error, options))
+        _record(live, gate.outcome_for(live, error, options))
 
 
 def on_postrun(
@@ -261,13 +260,13 @@ def _end_unreceived(
         if error is None:
             try:
                 gate.returned(live, value)
-                endings.close_success(live)
+                gate.close_success(live)
             except EndingNotRecorded:
                 raise
             except Exception as refused:  # noqa: BLE001 - the value that was returned
                 error = refused
         if error is not None:
-            endings.close(live, endings.outcome_for(live, error, task.durable_options))
+            gate.close(live, gate.outcome_for(live, error, task.durable_options))
     except EndingNotRecorded:
         return  # logged where the time was over; the lease ends the run
     finally:
@@ -295,12 +294,12 @@ def _unrecorded(celery_id: object) -> LiveRun | None:
 
 
 def _record(live: LiveRun, outcome: Outcome) -> None:
-    """Write an ending that `endings.close` could not write; once, because its time is over.
+    """Write an ending that `gate.close` could not write; once, because its time is over.
 
     The success of a function that returned takes precedence over an error that followed.
     """
     try:
-        live.verdict = endings.write_ending(live, *(live.success or (outcome, ())))
+        live.verdict = gate.write_ending(live, *(live.success or (outcome, ())))
         live.recorded = True
     except Exception as error:  # noqa: BLE001 - the lease ends the run
         logger.error(

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import Group
 from django.db import OperationalError
 
-from django_durable_tasks.celery import endings
+from django_durable_tasks.celery import gate
 from django_durable_tasks.celery.live_runs import LiveRun
 from django_durable_tasks.choices import LogStatus, Status
 from django_durable_tasks.models import Task
@@ -40,7 +40,7 @@ def test_a_success_whose_reply_was_lost_is_recorded_and_not_fenced(
 ) -> None:
     live = _live(row := a_task(Status.RUNNING))
     with one_lost_reply() as lost:
-        verdict = endings.close(live, SUCCESS, followups)
+        verdict = gate.close(live, SUCCESS, followups)
     assert lost
     assert verdict is not None
     assert verdict.status == Status.SUCCESS
@@ -67,7 +67,7 @@ def test_another_ending_whose_reply_was_lost_is_counted_once(
 ) -> None:
     live = _live(row := a_task(Status.RUNNING))
     with one_lost_reply() as lost:
-        verdict = endings.close(live, outcome)
+        verdict = gate.close(live, outcome)
     assert lost
     assert verdict is not None
     assert verdict.status == status

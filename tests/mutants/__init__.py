@@ -75,14 +75,14 @@ def _without_leaving_the_heartbeat() -> None:
 
 
 def _without_recording_by_the_task_class() -> None:
-    from django_durable_tasks.celery import endings
+    from django_durable_tasks.celery import gate
     from django_durable_tasks.states.machine import Outcome, Verdict, decide
     from django_durable_tasks.tasks.attempts import spent
 
     def silent(live: Any, outcome: Outcome, followups: Sequence[Any] = ()) -> Verdict:
         return decide(outcome, spent(live.run))
 
-    setattr(endings, "close", silent)  # noqa: B010 - mypy knows it as a function
+    setattr(gate, "close", silent)  # noqa: B010 - mypy knows it as a function
 
 
 def _without_the_grace_after_an_outage() -> None:

@@ -20,7 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_durable_tasks import Schedule, conf, durable_task
-from django_durable_tasks.celery import batch_runs, endings
+from django_durable_tasks.celery import batch_runs, gate
 from django_durable_tasks.celery.live_runs import process_runs
 from django_durable_tasks.choices import Status
 from django_durable_tasks.conf import InvalidSetting
@@ -115,7 +115,7 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         monkeypatch.setattr(owner, name, method)
     monkeypatch.setattr(conf, "settings", _fault.around("settings", conf.settings))
-    monkeypatch.setattr(endings, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(gate, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr(batch_runs, "_sizes", batch_runs.BatchSizes())
     yield
     _fault.returned = 0

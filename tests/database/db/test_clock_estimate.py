@@ -13,7 +13,7 @@ from celery.exceptions import Retry
 from django.db import transaction
 
 from django_durable_tasks import process_state
-from django_durable_tasks.celery.endings import outcome_of
+from django_durable_tasks.celery.gate import outcome_of
 from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve

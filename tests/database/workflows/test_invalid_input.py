@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_durable_tasks import Workflow
-from django_durable_tasks.celery.endings import outcome_of
+from django_durable_tasks.celery.gate import outcome_of
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import edit, resolve
 from django_durable_tasks.dependencies.rules import edges_to

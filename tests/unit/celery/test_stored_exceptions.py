@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils.functional import SimpleLazyObject
 
-from django_durable_tasks.celery.endings import outcome_of
+from django_durable_tasks.celery.gate import outcome_of
 from django_durable_tasks.celery.result import described, rebuilt
 from django_durable_tasks.states.machine import EndingKind
 from django_durable_tasks.tasks.options import task_options
