@@ -34,12 +34,12 @@ from django_durable_tasks.celery.prepared_messages import batch_token, queue_nam
 from django_durable_tasks.celery.publisher import CARRIER
 from django_durable_tasks.exceptions import EndingNotRecorded
 from django_durable_tasks.limits import config
-from django_durable_tasks.states.machine import EndingKind, Outcome, decide
+from django_durable_tasks.states.machine import SUCCEEDED, EndingKind, Outcome
 from django_durable_tasks.store import connections
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
 from django_durable_tasks.task_values import Run, RunLocation
-from django_durable_tasks.tasks import attempts, batches
+from django_durable_tasks.tasks import batches
 from django_durable_tasks.tasks.batches import Success
 from django_durable_tasks.tasks.options import TaskOptions
 from django_durable_tasks.texts import counted
@@ -337,11 +337,10 @@ def _record_alone(live: LiveRun, success: Success, until: float) -> None:
 def _finish(done: Sequence[RecordedSuccess], accepted: set[uuid.UUID]) -> None:
     ended = [live for live, _ in done]
     process_runs.leases.remove(*ended)
-    # One verdict for all: that of a success depends neither on the result nor on the budgets.
     outcome = Outcome(kind=EndingKind.SUCCEEDED)
     succeeded = [live for live in ended if live.run.run_id in accepted and not live.recorded]
     for live in succeeded:
-        live.verdict, live.recorded = decide(outcome, attempts.spent(live.run)), True
+        live.verdict, live.recorded = SUCCEEDED, True
     gate.after_endings(succeeded, outcome)
     for live in ended:
         if live.run.run_id not in accepted:

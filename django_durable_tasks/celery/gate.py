@@ -62,7 +62,7 @@ from django_durable_tasks.exceptions import (
     UnserializableResult,
 )
 from django_durable_tasks.masking import ERROR_MAX_BYTES, masked_excerpt, shortened
-from django_durable_tasks.states.machine import EndingKind, Outcome, Verdict, decide
+from django_durable_tasks.states.machine import SUCCEEDED, EndingKind, Outcome, Verdict
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import (
     dedicated_connection,
@@ -432,7 +432,7 @@ def call_function(task: Any, live: LiveRun, before: Mapping[str, int] | None = N
     """
     if live.cancel_requested:
         raise RunCancelled
-    args, kwargs = resolve.arguments_of(live.run)
+    args, kwargs = attempts.arguments_of(live.run)
     if REFERS in live.run.options:
         with nullcontext() if live.eager else dedicated_connection():
             args, kwargs = resolve.resolve_references(
@@ -806,7 +806,7 @@ def close(live: LiveRun, outcome: Outcome, followups: Sequence[FollowUp] = ()) -
 
 def close_committed(live: LiveRun) -> None:
     """Finish a run whose success was committed in the transaction of its atomic body."""
-    live.verdict = decide(live.decided.outcome, attempts.spent(live.run))
+    live.verdict = SUCCEEDED
     _conclude(live, live.decided.outcome)
 
 
@@ -961,7 +961,7 @@ def write_ending(
     with connection_of(live):
         if outcome.kind is EndingKind.SUCCEEDED:
             accepted = record_success(live, outcome, followups)
-            verdict = decide(outcome, attempts.spent(run)) if accepted else None
+            verdict = SUCCEEDED if accepted else None
         else:
             verdict = attempts.fail(run, outcome, live.worker)
         if verdict is None:

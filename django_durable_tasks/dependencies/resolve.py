@@ -15,7 +15,7 @@ from django.db.models import Exists, OuterRef
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import TERMINAL, Status
 from django_durable_tasks.dependencies import edges, rules
-from django_durable_tasks.encryption import decrypted, stored_value
+from django_durable_tasks.encryption import decrypted
 from django_durable_tasks.masking import masked
 from django_durable_tasks.models import Task, TaskDependency
 from django_durable_tasks.models.workflows import EndingEventQuerySet
@@ -26,7 +26,6 @@ from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.errors import Isolation, retry_on_deadlock
 from django_durable_tasks.store.tables import FAST_PATH_MAX
-from django_durable_tasks.task_values import Run
 
 # Resolves the dependents of ended tasks: they are released, skipped or failed, with a cause.
 #
@@ -323,17 +322,6 @@ def find_deleted(past: int, limit: int) -> int:
 # Bytes, as JSON, of the results to which the arguments of one task refer. A worker reads all of
 # them into its memory before it starts the task.
 _REFERENCES_MAX_BYTES = 1_048_576
-
-
-def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
-    """Return the decrypted arguments of a run. Raises EncryptionError."""
-
-    def plain(column: str, value: Any) -> Any:
-        if stored_value(value) is None:
-            return value  # without the description of the place, which takes longer than the check
-        return decrypted(value, place(run.tenant_id, column, run.task_id))
-
-    return plain("args", run.args), plain("kwargs", run.kwargs)
 
 
 def resolve_references(

@@ -319,10 +319,14 @@ class Verdict:
     reason: str = ""
 
 
+SUCCEEDED = Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
+"""The verdict of a success, which depends neither on its result nor on the budgets."""
+
+
 def decide(outcome: Outcome, row: Budgets) -> Verdict:
     """Return the transition for this ending."""
     if outcome.kind is EndingKind.SUCCEEDED:
-        return Verdict(transition="succeed", status=Status.SUCCESS, log=LogStatus.SUCCESS)
+        return SUCCEEDED
     if outcome.kind is EndingKind.CRASHED:
         status, reason, crashed = Status.PENDING, "", 1
         if row.cancel_requested:

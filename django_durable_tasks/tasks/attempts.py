@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from django_durable_tasks import conf, registry
 from django_durable_tasks.choices import TERMINAL, LogStatus, Status
+from django_durable_tasks.encryption import decrypted, stored_value
 from django_durable_tasks.limits import admission, config, overlap, release, waitlist
 from django_durable_tasks.limits.config import LimitConfig
 from django_durable_tasks.limits.waitlist import WaitingTask
@@ -21,6 +23,7 @@ from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import attempt_log, claims, endings
 from django_durable_tasks.states import runs as run_transitions
 from django_durable_tasks.states.claims import ClaimedTask
+from django_durable_tasks.states.inserts import place as storage_place
 from django_durable_tasks.states.machine import Budgets, EndingKind, Outcome, Verdict, decide
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
@@ -90,6 +93,17 @@ def open_run(
         claims.return_to_pending(this, 0)
         return Refusal.PAUSED
     return Refusal.STALE
+
+
+def arguments_of(run: Run) -> tuple[list[Any], dict[str, Any]]:
+    """Return the decrypted arguments of a run. Raises EncryptionError."""
+
+    def plain(column: str, value: Any) -> Any:
+        if stored_value(value) is None:
+            return value  # without the description of the place, which takes longer than the check
+        return decrypted(value, storage_place(run.tenant_id, column, run.task_id))
+
+    return plain("args", run.args), plain("kwargs", run.kwargs)
 
 
 def opened(task_id: uuid.UUID, run_id: uuid.UUID, celery_id: str) -> Run | None:
