@@ -37,9 +37,9 @@ from django_durable_tasks.decorators import adopt
 from django_durable_tasks.exceptions import BodyFailed, InvalidOption, RunLost
 from django_durable_tasks.models import Task as TaskRow
 from django_durable_tasks.models import TaskExecutionLog
-from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.option_values import hint
 from django_durable_tasks.store.clock import estimated_now
+from django_durable_tasks.task_values import new_task_id
 from django_durable_tasks.tasks import enqueue
 from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import TASK_OPTIONS, CallOptions, call_options

@@ -1,8 +1,10 @@
-"""A task as plain values: before it is inserted, and while a worker runs it."""
+"""A task as plain values: its id, before it is inserted, and while a worker runs it."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +46,46 @@ def sentry_headers(options: Mapping[str, Any]) -> dict[str, str] | None:
     if SENTRY_HEADERS[0] not in options:
         return None
     return {name: options[name] for name in SENTRY_HEADERS if isinstance(options.get(name), str)}
+
+
+# UUIDv7 (RFC 9562 §5.7): ids that sort by creation time, so that new rows are appended to the end
+# of every index.
+
+
+def new_task_id() -> uuid.UUID:
+    """Return a new UUIDv7."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+def new_task_ids(number: int) -> list[uuid.UUID]:
+    """Return new UUIDv7s of one millisecond."""
+    unix_ms, randomness = time.time_ns() // 1_000_000, os.urandom(10 * number)
+    return [uuid7(unix_ms, randomness[at : at + 10]) for at in range(0, 10 * number, 10)]
+
+
+def uuid7(unix_ms: int, randomness: bytes) -> uuid.UUID:
+    """Return the UUIDv7 of this millisecond (UTC) and of 10 random bytes."""
+    value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(randomness, "big")
+    return uuid.UUID(int=value & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62)
+
+
+def first_uuid7_of(unix_ms: int) -> uuid.UUID:
+    """Return the smallest UUIDv7 of this millisecond: every task created before it has a smaller
+    id.
+    """
+    return uuid7(unix_ms, bytes(10))
+
+
+# The shard of a task, which follows from its id. ``states/demand.py`` assigns shards to schedulers.
+
+
+SHARDS = 64
+"""The number of shards. It cannot change, because ``Task.shard_key`` is stored."""
+
+
+def shard_of(task_id: uuid.UUID) -> int:
+    """Return the shard of a task."""
+    return task_id.int % SHARDS
 
 
 # ``NewTask``: the values of a task that is about to be inserted.

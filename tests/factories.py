@@ -31,12 +31,11 @@ from django_durable_tasks.models import (
     TaskExecutionLog,
     Tenant,
 )
-from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import batches as batch_transitions
 from django_durable_tasks.states import claims
-from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store.clock import database_now
-from django_durable_tasks.task_values import Run, RunLocation
+from django_durable_tasks.task_values import Run, RunLocation, new_task_id, shard_of
 from django_durable_tasks.tasks import batches
 
 QUEUE = "test"

@@ -24,7 +24,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from django_durable_tasks.models.tasks import uuid7
+from django_durable_tasks.task_values import uuid7
 from tests.repetitions import repetitions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,7 +78,7 @@ def ids_in_creation_order() -> Iterator[None]:
         return uuid7(unix_ms, next(numbers).to_bytes(len(randomness), "big"))
 
     with (
-        mock.patch("django_durable_tasks.models.tasks.uuid7", ordered),
+        mock.patch("django_durable_tasks.task_values.uuid7", ordered),
         mock.patch("django_durable_tasks.models.schedules.uuid7", ordered),
     ):
         yield

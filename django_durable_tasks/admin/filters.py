@@ -17,9 +17,9 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.cluster.status import LATE
 from django_durable_tasks.models import DEFAULT_TENANT_ID, AuditEntry, Task, Tenant, WorkflowRun
-from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.schedules.misfires import ENDED, MAX_RUNS, QUARANTINED
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import first_uuid7_of
 
 # The tenants that a staff user sees in the admin.
 

@@ -25,6 +25,7 @@ from django_durable_tasks import conf, registry
 from django_durable_tasks.conf import TENANT
 from django_durable_tasks.exceptions import InvalidOption, InvalidTarget, UnknownQueue
 from django_durable_tasks.models import Node, NodeKind
+from django_durable_tasks.option_values import checked_name
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.store.tables import database
 from django_durable_tasks.task_values import Run
@@ -38,14 +39,15 @@ def queue_of(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] = _NO_ARGUMENTS,
 ) -> str:
-    """Return the queue that Celery's routing gives to a call of this task; raises UnknownQueue.
+    """Return the queue that Celery's routing gives to a call of this task; raises UnknownQueue, and
+    InvalidOption if a task cannot store its name.
 
     ``queue`` is the one that the call or the task names; routes do not change it. Routers that are
     functions are called for every call with its arguments, as in Celery.
     """
     app = current_app._get_current_object()
     if routes_by_arguments(queue):
-        return _routed(app, name, args, kwargs)
+        return checked_name("queue", _routed(app, name, args, kwargs))
     return _fixed(app, name, queue)
 
 
@@ -56,7 +58,8 @@ def routes_by_arguments(queue: str | None) -> bool:
 
 @functools.lru_cache(maxsize=1_000)
 def _fixed(app: Any, name: str, queue: str | None) -> str:
-    return _routed(app, name, (), _NO_ARGUMENTS) if queue is None else _known(app, name, queue)
+    found = _routed(app, name, (), _NO_ARGUMENTS) if queue is None else _known(app, name, queue)
+    return checked_name("queue", found)
 
 
 @functools.lru_cache(maxsize=8)

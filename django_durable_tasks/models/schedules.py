@@ -42,8 +42,9 @@ from django_durable_tasks.models.guarded import (
     TenantQuerySet,
     alters_data,
 )
-from django_durable_tasks.models.tasks import target_config, uuid7
+from django_durable_tasks.models.tasks import target_config
 from django_durable_tasks.models.tenants import tenant_key
+from django_durable_tasks.task_values import uuid7
 
 if TYPE_CHECKING:
     from django_durable_tasks.models.guarded import ManagerOf

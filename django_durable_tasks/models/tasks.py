@@ -4,8 +4,6 @@ them.
 
 from __future__ import annotations
 
-import os
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -50,6 +48,7 @@ from django_durable_tasks.models.guarded import (
     alters_data,
 )
 from django_durable_tasks.models.tenants import tenant_key
+from django_durable_tasks.task_values import new_task_id as new_task_id  # migrations name it here
 
 if TYPE_CHECKING:
     from django_durable_tasks.models.guarded import ManagerOf
@@ -66,17 +65,6 @@ of the index on ``due_at`` leaves out the tasks that wait.
 
 
 STATUSES_WITH_DUE_AT = sorted(status.value for status in WITH_DUE_AT)
-
-
-def new_task_id() -> uuid.UUID:
-    """Return a new UUIDv7."""
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
-
-
-def new_task_ids(number: int) -> list[uuid.UUID]:
-    """Return new UUIDv7s of one millisecond."""
-    unix_ms, randomness = time.time_ns() // 1_000_000, os.urandom(10 * number)
-    return [uuid7(unix_ms, randomness[at : at + 10]) for at in range(0, 10 * number, 10)]
 
 
 class TaskQuerySet(TenantQuerySet["Task"]):
@@ -804,23 +792,6 @@ class TaskRequest(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.task_id}"
-
-
-# UUIDv7 (RFC 9562 §5.7): ids that sort by creation time, so that new rows are appended to the end
-# of every index.
-
-
-def uuid7(unix_ms: int, randomness: bytes) -> uuid.UUID:
-    """Return the UUIDv7 of this millisecond (UTC) and of 10 random bytes."""
-    value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(randomness, "big")
-    return uuid.UUID(int=value & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62)
-
-
-def first_uuid7_of(unix_ms: int) -> uuid.UUID:
-    """Return the smallest UUIDv7 of this millisecond: every task created before it has a smaller
-    id.
-    """
-    return uuid7(unix_ms, bytes(10))
 
 
 # ``target_config``: the form in which interfaces read and write name and arguments of a task.

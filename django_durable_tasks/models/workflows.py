@@ -29,8 +29,8 @@ from django_durable_tasks.models.fields import (
     choices_of,
 )
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
-from django_durable_tasks.models.tasks import new_task_id
 from django_durable_tasks.models.tenants import tenant_key
+from django_durable_tasks.task_values import new_task_id
 
 if TYPE_CHECKING:
     from django_durable_tasks.models.guarded import ManagerOf

@@ -23,10 +23,11 @@ from django_durable_tasks.limits.config import refresh_limits
 from django_durable_tasks.limits.waitlist import URGENT
 from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex
 from django_durable_tasks.scheduler.threads import Steps
-from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER, QueueDemand
+from django_durable_tasks.states.demand import UNSERVED_AFTER, QueueDemand
 from django_durable_tasks.store import clock
 from django_durable_tasks.store.clock import database_now, host_now
 from django_durable_tasks.store.connections import dedicated_connection
+from django_durable_tasks.task_values import SHARDS
 from django_durable_tasks.tasks import batches
 from django_durable_tasks.tasks import claim as task_claim
 from django_durable_tasks.tasks.batches import BatchHead

@@ -33,10 +33,10 @@ from django_durable_tasks.scheduler.notifier import Listeners
 from django_durable_tasks.scheduler.republishing import Republishing
 from django_durable_tasks.scheduler.threads import PeriodicThread, Steps, Waiter
 from django_durable_tasks.schedules import trigger
-from django_durable_tasks.states.demand import SHARDS
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import reason_of
+from django_durable_tasks.task_values import SHARDS
 
 logger = logging.getLogger("django_durable_tasks.scheduler")
 _DISPATCHING, _SLEEPING = "Dispatching", "Reading the next due time of all queues"

@@ -28,7 +28,7 @@ from django_durable_tasks.limits import config, overlap
 from django_durable_tasks.limits.scopes import Open
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import RecurringTask
-from django_durable_tasks.models.tasks import NEVER, new_task_id
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.ports import OpenTaskQuota
 from django_durable_tasks.registry import Registered
 from django_durable_tasks.schedules import ledger, misfires, schedule_cache
@@ -39,12 +39,11 @@ from django_durable_tasks.schedules.timetables.builder import never_fires
 from django_durable_tasks.schedules.writes import Move, advance, quarantine, wake
 from django_durable_tasks.signals import fires_recorded
 from django_durable_tasks.states import claims, endings, inserts
-from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, verb
 from django_durable_tasks.store.errors import Isolation, is_unique_violation
 from django_durable_tasks.store.tables import publish_after_commit
-from django_durable_tasks.task_values import NO_ID, NewTask
+from django_durable_tasks.task_values import NO_ID, NewTask, new_task_id, shard_of
 from django_durable_tasks.tasks.enqueue import TaskTemplate
 from django_durable_tasks.tasks.enqueue import template as task_template
 from django_durable_tasks.tasks.options import CallOptions, call_options, formatted

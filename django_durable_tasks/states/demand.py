@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from django_durable_tasks.exceptions import InvalidOption
+from django_durable_tasks.task_values import SHARDS
 
 ALL_LEVELS = (1 << 10) - 1
 
@@ -54,17 +55,10 @@ class QueueDemand(NamedTuple):
 # Source: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (1998).
 
 
-SHARDS = 64
-"""The number of shards. It cannot change, because ``Task.shard_key`` is stored."""
 UNSERVED_AFTER = 3.0
 """A task that has been due for this many seconds is claimed by any node, independent of its shard.
 """
 _RANGE = re.compile(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?")
-
-
-def shard_of(task_id: uuid.UUID) -> int:
-    """Return the shard of a task."""
-    return task_id.int % SHARDS
 
 
 def parse_shards(text: str) -> frozenset[int]:

@@ -22,7 +22,7 @@ from django_durable_tasks.limits.backpressure import paused_queues
 from django_durable_tasks.limits.scopes import scope_of_worker, shared
 from django_durable_tasks.models import QueueControl
 from django_durable_tasks.models.fields import DatabaseNow
-from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import claims, endings, runs
 from django_durable_tasks.states.claims import ClaimedTask
@@ -31,7 +31,7 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.tables import database
-from django_durable_tasks.task_values import Run, sentry_headers
+from django_durable_tasks.task_values import Run, new_task_id, sentry_headers
 
 # Schedulers call these functions and publish the messages that they return. A claim is committed
 # before its messages are published.

@@ -37,11 +37,9 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.limits.scopes import key_of, key_of_tenant
 from django_durable_tasks.models import DEFAULT_TENANT_ID, RequestKind, Task
-from django_durable_tasks.models.tasks import new_task_id, new_task_ids
-from django_durable_tasks.option_values import checked_key, checked_name
+from django_durable_tasks.option_values import checked_key
 from django_durable_tasks.registry import Registered, bind
 from django_durable_tasks.states import claims, dependencies, endings, inserts
-from django_durable_tasks.states.demand import shard_of
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import has_passed, host_now
 from django_durable_tasks.store.errors import DEADLOCKS, code_of, is_of_another_database
@@ -59,6 +57,9 @@ from django_durable_tasks.task_values import (
     SENTRY_HEADERS,
     TRACEPARENT,
     NewTask,
+    new_task_id,
+    new_task_ids,
+    shard_of,
     traceparents,
     with_trace,
 )
@@ -206,7 +207,7 @@ class TaskTemplate:
         values = self._shared.get(queue)
         if values is None:
             first = NewTask._make((*[None] * PER_CALL, *self._shared[""]))
-            values = first._replace(queue=checked_name("queue", queue))[PER_CALL:]
+            values = first._replace(queue=queue)[PER_CALL:]
             self._shared[queue] = values
         return values
 

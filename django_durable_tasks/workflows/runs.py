@@ -35,7 +35,7 @@ from django_durable_tasks.exceptions import (
 )
 from django_durable_tasks.masking import shortened
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Task, WorkflowRun
-from django_durable_tasks.models.tasks import TaskQuerySet, new_task_id, new_task_ids
+from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.models.workflows import COUNTS
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.registry import Registered
@@ -44,7 +44,7 @@ from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation, is_outage, retry_on_deadlock
 from django_durable_tasks.store.tables import FAST_PATH_MAX, publish_after_commit
-from django_durable_tasks.task_values import NewTask, Run
+from django_durable_tasks.task_values import NewTask, Run, new_task_id, new_task_ids
 from django_durable_tasks.tasks import attempts, enqueue
 from django_durable_tasks.tasks.enqueue import Call, TaskTemplate, step_template, traced_together
 from django_durable_tasks.tasks.options import CallOptions, Schedule

@@ -24,11 +24,11 @@ from django_durable_tasks.decorators import durable_task
 from django_durable_tasks.exceptions import QuotaExceeded, TransitionRefused
 from django_durable_tasks.limits.waitlist import URGENT
 from django_durable_tasks.models import DEFAULT_TENANT_ID, Tenant
-from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.connections import bound_transaction, dedicated_connection
 from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.task_values import first_uuid7_of
 from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.enqueue import Call
 from django_durable_tasks.tasks.options import CallOptions, call_options

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django_durable_tasks.choices import KeyMode
 from django_durable_tasks.models import fields
 from django_durable_tasks.models.guarded import GuardedModel, GuardedQuerySet, TenantQuerySet
-from django_durable_tasks.models.tasks import new_task_id
+from django_durable_tasks.task_values import new_task_id
 
 # TenantQuota: what an operator allows one tenant. Other tenants have the values of QUOTAS.
 

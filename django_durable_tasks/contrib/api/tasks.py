@@ -35,12 +35,11 @@ from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, 
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
 from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
-from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.operations import Operation, Target
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.store.tables import created_so_far
-from django_durable_tasks.task_values import NewTask
+from django_durable_tasks.task_values import NewTask, first_uuid7_of
 from django_durable_tasks.tasks import enqueue, operator_actions
 from django_durable_tasks.tasks.enqueue import DELAY_MAX, Call, new_task
 from django_durable_tasks.tasks.options import COUNTS, SECONDS, CallOptions, call_options

@@ -44,11 +44,11 @@ from django_durable_tasks.contrib.metrics.series import (
 from django_durable_tasks.models import OccurrenceRecord, Task, TaskExecutionLog
 from django_durable_tasks.models.fields import DatabaseNow
 from django_durable_tasks.models.guarded import GuardedQuerySet
-from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.scheduler.jobs import SLICE
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.errors import retry_on_deadlock
+from django_durable_tasks.task_values import first_uuid7_of
 
 # Ids are assigned in the order of time, but for the duration of a statement: a statement reads the
 # clock and takes the id of its row in either order. Earlier ids are read from this much before the

@@ -35,6 +35,7 @@ from django_durable_tasks.models.cluster import lease_name, region_of
 from django_durable_tasks.states import demand
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.clock import after
+from django_durable_tasks.task_values import SHARDS, shard_of
 
 # Checks of seed rows, leases and nodes, and of rows whose owner was deleted.
 
@@ -173,13 +174,13 @@ def wrong_keys(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
     """
     shards = rows.filter(status__in=OPEN).values_list("pk", "shard_key")
     for pk, shard in shards:
-        if shard != demand.shard_of(pk):
-            yield Finding(pk, "shard_key", shard, f"{demand.shard_of(pk)}, by its id")
+        if shard != shard_of(pk):
+            yield Finding(pk, "shard_key", shard, f"{shard_of(pk)}, by its id")
 
 
 @wrong_keys.repaired_by("written")
 def _write_shards(context: VerifyContext, keys: Sequence[Any]) -> None:
-    right = Case(*(When(pk=key, then=Value(demand.shard_of(key))) for key in keys))
+    right = Case(*(When(pk=key, then=Value(shard_of(key))) for key in keys))
     tables.tasks().filter(pk__in=keys).update(shard_key=right)
 
 
@@ -205,7 +206,7 @@ def unserved(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
     Regions whose schedulers are all restricted to some shards and leave others unserved.
     """
-    schedulers, every = _schedulers(context), frozenset(range(demand.SHARDS))
+    schedulers, every = _schedulers(context), frozenset(range(SHARDS))
     seen, settled = context.ago(nodes.timeout()), context.ago(_settled_after())
     for name in rows.values_list("name", flat=True):
         # A scheduler that stopped recently still counts, as it may restart.

@@ -24,9 +24,10 @@ from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
 from django_durable_tasks.scheduler import redis_client
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.schedules import sync
-from django_durable_tasks.states.demand import SHARDS, parse_shards
+from django_durable_tasks.states.demand import parse_shards
 from django_durable_tasks.store.connections import name_connections
 from django_durable_tasks.store.errors import is_unmigrated, reason_of
+from django_durable_tasks.task_values import SHARDS
 
 # Threshold of the first generation of the garbage collector. A tick creates thousands of objects
 # that do not outlive it. At Python's default of 700 the collector would scan them, and the

@@ -11,8 +11,8 @@ from django.test import Client
 
 from django_durable_tasks.admin import readonly
 from django_durable_tasks.choices import Status
-from django_durable_tasks.models.tasks import first_uuid7_of, new_task_id
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import first_uuid7_of, new_task_id
 from tests.database.admin.full_tenant import MODELS
 from tests.database.admin.site import list_of, text
 from tests.factories import a_task, a_tenant, many_tasks

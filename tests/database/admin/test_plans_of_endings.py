@@ -13,7 +13,7 @@ from django.db import connection
 from django_durable_tasks.admin import readonly
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import DeadLetter, Task
-from django_durable_tasks.models.tasks import first_uuid7_of
+from django_durable_tasks.task_values import first_uuid7_of
 from tests.database.admin.site import list_of, operator, text
 from tests.database.db.test_query_plans import _fill
 from tests.database.pages import Touched, touched_by

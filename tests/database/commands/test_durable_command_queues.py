@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django_durable_tasks.celery import broker_connection, inspect
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import QueueControl, Task
-from django_durable_tasks.models.tasks import first_uuid7_of
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import first_uuid7_of
 from tests.database.commands.durable_command import durable, json_of
 from tests.factories import QUEUE, a_node, a_paused_queue, a_task, many_tasks
 from tests.messages import take_task_messages

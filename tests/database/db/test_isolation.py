@@ -19,13 +19,13 @@ from django_durable_tasks import durable_task
 from django_durable_tasks.choices import FireOutcome, Status
 from django_durable_tasks.models import LimitBucket, OccurrenceRecord, Task
 from django_durable_tasks.models.cluster import LOCK
-from django_durable_tasks.models.tasks import uuid7
 from django_durable_tasks.scheduler import reap_dead_nodes
 from django_durable_tasks.scheduler.reap_dead_nodes import leases
 from django_durable_tasks.schedules import ledger
 from django_durable_tasks.states.machine import EndingKind, Outcome
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import Isolation
+from django_durable_tasks.task_values import uuid7
 from django_durable_tasks.tasks import retention
 from tests.database.transitions.transition_calls import end, question
 from tests.factories import a_dead_letter, a_task, unavailable_database

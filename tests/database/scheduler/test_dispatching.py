@@ -17,14 +17,15 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes, queues
 from django_durable_tasks.limits import config
 from django_durable_tasks.models import BatchMessage, QueueControl, Task
-from django_durable_tasks.models.tasks import NEVER, new_task_id
+from django_durable_tasks.models.tasks import NEVER
 from django_durable_tasks.scheduler import dispatch_loop
 from django_durable_tasks.scheduler.dispatch_loop import DispatchLoop
 from django_durable_tasks.scheduler.due_index import DueEntry
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.states import endings, inserts
-from django_durable_tasks.states.demand import SHARDS, UNSERVED_AFTER
+from django_durable_tasks.states.demand import UNSERVED_AFTER
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import SHARDS, new_task_id
 from django_durable_tasks.tasks import batches, claim
 from tests.factories import NOOP, QUEUE, a_node, a_task, many_tasks
 from tests.messages import take_task_messages

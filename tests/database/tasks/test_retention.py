@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks.choices import OPEN, Status
 from django_durable_tasks.models import DeadLetter, Node, Task, TaskExecutionLog
-from django_durable_tasks.models.tasks import uuid7
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.task_values import uuid7
 from django_durable_tasks.tasks import retention
 from tests.factories import a_dead_letter, a_log_row, a_node, a_task
 

@@ -28,7 +28,7 @@ from django_durable_tasks.models import (
     TaskDependency,
     WorkflowRun,
 )
-from django_durable_tasks.states.demand import shard_of
+from django_durable_tasks.task_values import shard_of
 from tests.architecture.sources import ROOT
 from tests.database.dependencies.worker_and_leader import (
     of,

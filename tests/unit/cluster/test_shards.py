@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_tasks.exceptions import InvalidOption
-from django_durable_tasks.states.demand import SHARDS, parse_shards, shards_of, spell_shards
+from django_durable_tasks.states.demand import parse_shards, shards_of, spell_shards
+from django_durable_tasks.task_values import SHARDS
 
 ALL = frozenset(range(SHARDS))
 some_nodes = st.lists(st.uuids(), min_size=1, max_size=9, unique=True)

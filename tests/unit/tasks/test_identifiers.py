@@ -7,7 +7,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_durable_tasks.models.tasks import first_uuid7_of, new_task_id, uuid7
+from django_durable_tasks.task_values import first_uuid7_of, new_task_id, uuid7
 
 moments = st.integers(min_value=0, max_value=2**48 - 1)
 noise = st.binary(min_size=10, max_size=10)
