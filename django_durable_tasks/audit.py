@@ -30,6 +30,26 @@ from django_durable_tasks.states.guarded_update import observing
 from django_durable_tasks.store import tables
 from django_durable_tasks.store.dialects import POSTGRESQL, recordset, sql, verb
 
+# The comment that a task stores about an operator's action: the action, the user and the reason.
+
+
+# Characters of ``Task.reason``.
+_COMMENT_MAX = 200
+
+
+def comment(action: str, by: str = "", reason: str = "") -> str:
+    """Return ``"CANCELLED by ada: wrong input"``, truncated to the 200 characters of the column
+    ``Task.reason``.
+    """
+    done = " ".join(part for part in (action, f"by {by}" if by else "") if part)
+    return ": ".join(part for part in (done, reason) if part)[:_COMMENT_MAX]
+
+
+def done_by(action: str, by: str, reason: str) -> str:
+    """Return the comment, or an empty text if neither the user nor a reason is given."""
+    return comment(action, by, reason) if by or reason else ""
+
+
 # Audit entries as values: the sources of a write, the changed fields, and their bounded size.
 
 

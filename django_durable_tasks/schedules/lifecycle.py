@@ -17,7 +17,14 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import ENCRYPTED, acting, current_actor, masked_arguments, recorded
+from django_durable_tasks.audit import (
+    ENCRYPTED,
+    acting,
+    comment,
+    current_actor,
+    masked_arguments,
+    recorded,
+)
 from django_durable_tasks.choices import Action, RecurringStatus
 from django_durable_tasks.exceptions import (
     EncryptionError,
@@ -50,7 +57,6 @@ from django_durable_tasks.schedules.timetables.types import TICK, Fire, Timetabl
 from django_durable_tasks.schedules.timetables.zones import tzdata_version
 from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.store.errors import retry_on_deadlock
-from django_durable_tasks.tasks.explanations import comment
 
 # Resolves an instant in whole seconds, as users enter it, to the exact fire time within that
 # second.

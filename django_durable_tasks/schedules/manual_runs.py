@@ -16,7 +16,7 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import current_actor, recorded
+from django_durable_tasks.audit import comment, current_actor, recorded
 from django_durable_tasks.choices import (
     OPEN,
     OPEN_RUN,
@@ -45,7 +45,6 @@ from django_durable_tasks.store.clock import database_now
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.enqueue import may_publish_at_once
-from django_durable_tasks.tasks.explanations import comment
 
 # Creates a manual run of a schedule, once per ``request_id``.
 #

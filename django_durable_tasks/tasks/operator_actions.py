@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
 from django_durable_tasks import conf, ports, registry
-from django_durable_tasks.audit import acting, current_actor, recorded
+from django_durable_tasks.audit import acting, comment, current_actor, done_by, recorded
 from django_durable_tasks.choices import OPEN, REPLAYABLE, LogStatus, Resolution, Status, TargetType
 from django_durable_tasks.dependencies import replay as dependency_replay
 from django_durable_tasks.dependencies.rules import REFERS
@@ -41,7 +41,6 @@ from django_durable_tasks.tasks.enqueue import (
     limit_key,
     prepared_kwargs,
 )
-from django_durable_tasks.tasks.explanations import comment, done_by
 from django_durable_tasks.tasks.options import CallOptions, call_options
 
 # Edits a task that has not started: its arguments, times, queue and priority.

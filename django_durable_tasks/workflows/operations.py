@@ -13,7 +13,7 @@ from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils.translation import gettext_lazy as _
 
-from django_durable_tasks.audit import AuditRecorder, current_actor, recorded
+from django_durable_tasks.audit import AuditRecorder, comment, current_actor, done_by, recorded
 from django_durable_tasks.choices import (
     OPEN,
     TERMINAL,
@@ -37,7 +37,6 @@ from django_durable_tasks.store.dialects import MYSQL, POSTGRESQL, verb
 from django_durable_tasks.store.errors import LOCK_TIMEOUTS, code_of, retry_on_deadlock
 from django_durable_tasks.store.tables import publish_after_commit
 from django_durable_tasks.tasks import operator_actions
-from django_durable_tasks.tasks.explanations import comment, done_by
 
 # Runs an operation on a graph together with everything that follows from it, or previews it.
 #

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_durable_tasks import conf, process_state, registry
-from django_durable_tasks.audit import NAMED, current_actor, encrypted_mark, recorded
+from django_durable_tasks.audit import NAMED, comment, current_actor, encrypted_mark, recorded
 from django_durable_tasks.choices import DeliveryType, EventType, RecurringStatus
 from django_durable_tasks.cluster import queues, status
 from django_durable_tasks.contrib.callbacks import http
@@ -41,7 +41,6 @@ from django_durable_tasks.targets.addresses import address_policy, parsed_url
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.tasks.enqueue import Call, new_task
-from django_durable_tasks.tasks.explanations import comment
 from django_durable_tasks.tasks.options import CallOptions
 from django_durable_tasks.texts import counted
 
