@@ -13,11 +13,17 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Collection, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from django_durable_tasks import conf
-from django_durable_tasks.scheduler.redis_client import RedisConnection, connection, scope
+from django_durable_tasks.scheduler.notifier import (
+    RedisConnection,
+    from_ms,
+    instant_ms,
+    redis_connection,
+    redis_scope,
+)
 
 logger = logging.getLogger("django_durable_tasks.due_index")
 T = TypeVar("T")
@@ -29,7 +35,6 @@ _LIFE_MS = 3_600_000
 _REMEMBERED = 20_000
 # A pop reads this many times its limit, to find entries of its own shards among those of others.
 _READ = 10
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The range of ``datetime`` in milliseconds since 1970: years 1 to 9999.
 _EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 253_402_300_799_000
 
@@ -108,7 +113,7 @@ class RedisDueIndex(DueIndex):
 
     def __init__(self, connection: RedisConnection) -> None:
         super().__init__()
-        self._connection, self.key = connection, f"{scope()}:due_tasks"
+        self._connection, self.key = connection, f"{redis_scope()}:due_tasks"
         self.unreadable = 0
         """How many members and keys this process removed because they could not be parsed."""
 
@@ -155,7 +160,7 @@ class RedisDueIndex(DueIndex):
         self, now: datetime, limit: int, shards: Collection[int] | None = None
     ) -> list[DueEntry]:
         """Remove and return entries of these shards; each is returned to one scheduler only."""
-        past = math.floor((now - _EPOCH) / timedelta(milliseconds=1))
+        past = math.floor((now - from_ms(0)) / timedelta(milliseconds=1))
         most = limit if shards is None else _READ * limit
 
         def pop(client: Any) -> list[tuple[str, DueEntry | None]]:
@@ -184,7 +189,7 @@ class RedisDueIndex(DueIndex):
 
     def _request(self, act: Callable[[Any], T], otherwise: T) -> T:
         """Return the result of ``act``. If Redis reports a key of another type, it is removed."""
-        from redis import ResponseError  # noqa: PLC0415 - see redis_client
+        from redis import ResponseError  # noqa: PLC0415 - see notifier.py
 
         def call(client: Any) -> T:
             try:
@@ -206,7 +211,7 @@ class RedisDueIndex(DueIndex):
                 " %a. Their tasks are found by polling. Another program or release may write to the"
                 " keys of %s.",
                 text[:200],
-                scope(),
+                redis_scope(),
             )
         self.unreadable += 1
 
@@ -225,16 +230,6 @@ def _entry(member: str, score: float) -> DueEntry | None:
         return None
 
 
-def instant_ms(at: datetime) -> int:
-    """Return an instant in milliseconds since 1970, rounded up."""
-    return math.ceil((at - _EPOCH) / timedelta(milliseconds=1))
-
-
-def from_ms(value: int) -> datetime:
-    """Return the instant (UTC) of a number of milliseconds since 1970."""
-    return _EPOCH + timedelta(milliseconds=value)
-
-
 def _from_score(score: float) -> datetime:
     """Return the instant of a score, which another program may have written: within the years 1 to
     9999.
@@ -246,5 +241,5 @@ def due_index() -> DueIndex:
     """Return the index for a scheduler of this process: the shared one if Redis is configured,
     otherwise one in memory.
     """
-    shared = connection()
+    shared = redis_connection()
     return DueIndex() if shared is None else RedisDueIndex(shared)

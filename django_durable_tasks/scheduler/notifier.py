@@ -9,31 +9,159 @@ A scheduler that receives one polls a second time after that interval.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
+import math
 import select
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from django.db import Error, connections
 from django.db.utils import load_backend
 
 from django_durable_tasks import conf, ports
 from django_durable_tasks.choices import Status
-from django_durable_tasks.scheduler import redis_client
-from django_durable_tasks.scheduler.due_index import from_ms, instant_ms
-from django_durable_tasks.scheduler.redis_client import scope
+from django_durable_tasks.process_state import CircuitBreaker
 from django_durable_tasks.store.clock import estimated_now, host_now
 from django_durable_tasks.store.connections import dedicated_connection
 from django_durable_tasks.store.dialects import POSTGRESQL, sql, verb
 from django_durable_tasks.store.tables import CommitHook, hook_of_transaction, in_atomic_block
 from django_durable_tasks.task_values import NewTask
 from django_durable_tasks.tasks.explanations import ago
+
+# The Redis client of a process, for notifications and for the due index: short timeouts and a pause
+# after a failure, so that callers do not wait for Redis.
+
+
+_redis_logger = logging.getLogger("django_durable_tasks.due_index")
+T = TypeVar("T")
+
+# Seconds that a request waits at most: a web request may wait that long once in an outage.
+REDIS_WAIT = 0.5
+# Seconds after a failure in which requests return their default at once.
+REDIS_PAUSE = 5.0
+_url: str | None = None
+
+
+def use_redis(url: str | None) -> None:
+    """Use the Redis at ``url`` in this process instead of REDIS_URL; None restores the setting."""
+    global _url
+    _url = url
+
+
+def redis_url() -> str | None:
+    """Return the address of Redis; None if none is configured."""
+    return _url or conf.settings().REDIS_URL
+
+
+def redis_scope() -> str:
+    """Return the prefix of this installation's keys in Redis: database and region."""
+    settings = conf.settings()
+    name = connections.settings[settings.DATABASE].get("NAME") or settings.DATABASE
+    return f"durable:{{{name}:{settings.REGION}}}"
+
+
+class RedisConnection:
+    """A Redis client with a circuit breaker. Each change of its state is logged once."""
+
+    def __init__(self, address: str) -> None:
+        self.client, self._errors = _redis_client(address, REDIS_WAIT)
+        self.why = ""
+        self._breaker = CircuitBreaker(lambda: REDIS_PAUSE, lambda: 4 * REDIS_WAIT)
+
+    def open(self) -> bool:
+        """Return whether the last request succeeded."""
+        return self._breaker.closed()
+
+    def call(self, act: Callable[[Any], T], otherwise: T, *, probe: bool = True) -> T:
+        """Return the result of ``act`` for the client, or ``otherwise`` while Redis is unavailable.
+        Never raises RedisError.
+
+        With ``probe=False`` no request is made after a failure until another caller succeeds. This
+        is for callers that must not wait.
+        """
+        if not (self._breaker.allows() if probe else self.open()):
+            return otherwise
+        try:
+            result = act(self.client)
+        except self._errors as error:
+            self.why = f"Redis does not serve ({type(error).__name__})"
+            if self._breaker.failed():
+                # The text of the error is not logged: it may contain the address with its password.
+                _redis_logger.error(
+                    "%s; due tasks are found by polling every %g s.", self.why, conf.settings().POLL
+                )
+            return otherwise
+        if self._breaker.succeeded():
+            self.why = ""
+            _redis_logger.warning(
+                "The connection to Redis is restored; the due index and notifications use it again."
+            )
+        return result
+
+
+def _redis_client(address: str, read: float) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return a client and its errors.
+
+    ``redis`` is imported here. Otherwise every command of a project loads it, also without
+    REDIS_URL.
+    """
+    import redis  # noqa: PLC0415
+    from redis.backoff import NoBackoff  # noqa: PLC0415
+    from redis.retry import Retry  # noqa: PLC0415
+
+    patience = {
+        "socket_connect_timeout": REDIS_WAIT,
+        "socket_timeout": read,
+        "retry": Retry(NoBackoff(), 0),
+        # Bytes that are not UTF-8 are decoded to surrogates, which encode to the same bytes, so
+        # that such entries can be removed.
+        "decode_responses": True,
+        "encoding_errors": "surrogateescape",
+    }
+    return redis.Redis.from_url(address, **patience), (redis.RedisError, OSError)
+
+
+def listening_client(address: str) -> Any:
+    """Return a client for a listener. Its timeout is longer, because a channel without messages is
+    not a failure.
+    """
+    return _redis_client(address, 10 * REDIS_WAIT)[0]
+
+
+@functools.cache
+def redis_at(address: str) -> RedisConnection:
+    """Return the connection of this process to this address."""
+    return RedisConnection(address)
+
+
+def redis_connection() -> RedisConnection | None:
+    """Return the shared Redis connection of this process; None if no Redis is configured."""
+    address = redis_url()
+    return None if address is None else redis_at(address)
+
+
+# Instants in Redis and in notifications.
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def instant_ms(at: datetime) -> int:
+    """Return an instant in milliseconds since 1970, rounded up."""
+    return math.ceil((at - _EPOCH) / timedelta(milliseconds=1))
+
+
+def from_ms(value: int) -> datetime:
+    """Return the instant (UTC) of a number of milliseconds since 1970."""
+    return _EPOCH + timedelta(milliseconds=value)
+
 
 # The notification that wakes schedulers, and its channel. The format is the same in PostgreSQL and
 # Redis.
@@ -211,7 +339,7 @@ seconds: its workers that take tasks without messages.
 
 
 def _has_listeners() -> bool:
-    return bool(takers_of_process) or database_notifies() or redis_client.url() is not None
+    return bool(takers_of_process) or database_notifies() or redis_url() is not None
 
 
 @verb
@@ -238,8 +366,8 @@ def send_by_redis(notification: Notification) -> bool:
     """Publish a notification in Redis. Returns False if Redis is not configured or unavailable, or
     if the channel has no subscriber.
     """
-    shared = redis_client.connection()
-    channel, payload = wake_channel(scope()), notification.spelled()
+    shared = redis_connection()
+    channel, payload = wake_channel(redis_scope()), notification.spelled()
     return shared is not None and shared.call(
         lambda client: client.publish(channel, payload) > 0, False
     )
@@ -335,9 +463,9 @@ class RedisTransport:
 
     def open(self) -> None:
         """Connect and subscribe; raises RedisError."""
-        self._client = redis_client.listening_client(redis_client.url() or "")
+        self._client = listening_client(redis_url() or "")
         self._subscription = self._client.pubsub(ignore_subscribe_messages=True)
-        self._subscription.subscribe(wake_channel(scope()))
+        self._subscription.subscribe(wake_channel(redis_scope()))
 
     def wait(self, seconds: float) -> Sequence[str]:
         """Return the messages that arrived, at most ``_MOST``."""
@@ -354,7 +482,7 @@ class RedisTransport:
 
     def doubtful(self) -> bool:
         """Return whether requests to Redis are suspended after a failure."""
-        shared = redis_client.connection()
+        shared = redis_connection()
         return shared is None or not shared.open()
 
     def close(self) -> None:
@@ -557,7 +685,7 @@ class Listeners:
         transports, self._why = list[NotificationTransport](), ""
         settings = conf.settings()
         database: Any = connections[settings.DATABASE]
-        if redis_client.url() is not None:
+        if redis_url() is not None:
             transports.append(RedisTransport())
         if not database_notifies():
             self._why = (

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from django_durable_tasks import ports
 from django_durable_tasks.models import Task
-from django_durable_tasks.scheduler import notifier, redis_client
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.scheduler.notifier import Listeners
 from django_durable_tasks.store.connections import dedicated_connection
 from tests.processes.cluster import SHORT
@@ -50,7 +50,7 @@ def recorder(
 ) -> Iterator[Callable[..., Recorder]]:
     """Return a function that starts a recorder which listens with these settings."""
     monkeypatch.setattr(notifier, "_TEST_EVERY", 0.3)
-    monkeypatch.setattr(redis_client, "PAUSE", 0.3)
+    monkeypatch.setattr(notifier, "REDIS_PAUSE", 0.3)
     monkeypatch.setattr(notifier, "_LONGEST_PAUSE", 0.3)
     started: list[Recorder] = []
 
@@ -62,12 +62,12 @@ def recorder(
         until(lambda: sleeper.wakeups.state.startswith(state), within=20, message=state)
         return sleeper
 
-    redis_client.shared.cache_clear()
+    notifier.redis_at.cache_clear()
     notifying_unlimited(monkeypatch)
     yield start
     for sleeper in started:
         sleeper.wakeups.stop(10)
-    redis_client.shared.cache_clear()
+    notifier.redis_at.cache_clear()
 
 
 def notifying_unlimited(patch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_durable_tasks.scheduler.due_index import (
-    DueEntry,
-    DueIndex,
-    RedisDueIndex,
-    from_ms,
-    instant_ms,
-)
-from django_durable_tasks.scheduler.redis_client import RedisConnection
+from django_durable_tasks.scheduler.due_index import DueEntry, DueIndex, RedisDueIndex
+from django_durable_tasks.scheduler.notifier import RedisConnection, from_ms, instant_ms
 from tests.backends import address
 from tests.repetitions import repetitions
 

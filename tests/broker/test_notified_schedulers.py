@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import OccurrenceRecord, RecurringTask, Task, WorkflowRun
-from django_durable_tasks.scheduler import redis_client
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.scheduler.due_index import RedisDueIndex
 from django_durable_tasks.workflows import Workflow
 from tests.broker.test_redis_away import frozen, url
@@ -32,9 +32,9 @@ READY = {**SHORT, "FAST_PATH": False, "LOOKAHEAD": 600}
 def notifying(rows: None, settings: Any) -> Iterator[Any]:
     """Make this process send notifications as part of the installation."""
     settings.DURABLE_TASKS = dict(SLEEPY)
-    redis_client.shared.cache_clear()
+    notifier.redis_at.cache_clear()
     yield settings
-    redis_client.shared.cache_clear()
+    notifier.redis_at.cache_clear()
 
 
 def soon(seconds: float = 0.3) -> Any:
@@ -139,7 +139,7 @@ def test_two_schedulers_share_the_index_in_redis_and_continue_while_it_is_frozen
         cluster.worker(slots=2)
         cluster.scheduler(), cluster.scheduler()
         cluster.ready()
-        redis_connection = redis_client.connection()
+        redis_connection = notifier.redis_connection()
         assert redis_connection is not None
         index = RedisDueIndex(redis_connection)
         later = bodies.add.schedule(0, 1, run_at=soon(120))

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_durable_tasks.scheduler import redis_client
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.scheduler.due_index import DueEntry, RedisDueIndex
-from django_durable_tasks.scheduler.redis_client import RedisConnection
+from django_durable_tasks.scheduler.notifier import RedisConnection
 from tests.starting import CannotStart, start_redis
 from tests.waiting import until
 
@@ -42,7 +42,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def redis_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisConnection]:
     """Return a client with a short pause after errors, with an empty Redis."""
-    monkeypatch.setattr(redis_client, "PAUSE", 0.2)
+    monkeypatch.setattr(notifier, "REDIS_PAUSE", 0.2)
     redis_connection = RedisConnection(url)
     redis_connection.client.flushall()
     yield redis_connection
@@ -83,7 +83,7 @@ def test_a_frozen_redis_costs_one_short_wait_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(redis_client, "PAUSE", 30.0)
+    monkeypatch.setattr(notifier, "REDIS_PAUSE", 30.0)
     index, done = RedisDueIndex(redis_connection), threading.Event()
     assert index.next_at() is None
     assert index.state == "redis"
@@ -169,9 +169,9 @@ def test_the_index_expires_when_no_node_writes_to_it(redis_connection: RedisConn
 
 
 def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:
-    redis_client.use_url(url)
+    notifier.use_redis(url)
     try:
-        redis_connection = redis_client.connection()
+        redis_connection = notifier.redis_connection()
         assert redis_connection is not None
         redis_connection.client.flushall()
         with redis_connection._breaker._lock:
@@ -180,5 +180,5 @@ def test_a_child_forked_during_a_command_can_use_redis(url: str) -> None:
                 os._exit(0 if serves(redis_connection, RedisDueIndex(redis_connection))() else 1)
         assert os.waitpid(child, 0)[1] == 0
     finally:
-        redis_client.use_url(None)
-        redis_client.shared.cache_clear()
+        notifier.use_redis(None)
+        notifier.redis_at.cache_clear()

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from django_durable_tasks.limits.backpressure import SMALLEST_WINDOW
 from django_durable_tasks.models import Task
-from django_durable_tasks.scheduler import redis_client
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.scheduler.due_index import RedisDueIndex
 from django_durable_tasks.scheduler.loop import Scheduler
-from django_durable_tasks.scheduler.notifier import wake_channel
-from django_durable_tasks.scheduler.redis_client import RedisConnection, scope
+from django_durable_tasks.scheduler.notifier import RedisConnection, redis_scope, wake_channel
 from tests.broker.test_due_index import REDIS, due, rest
 from tests.database.commands.durable_command import durable
 from tests.processes.cluster import SHORT, cluster_in
@@ -44,20 +43,20 @@ ODD_MEMBERS = [
 
 def key() -> str:
     """Return the key of the sorted set."""
-    return f"{scope()}:due_tasks"
+    return f"{redis_scope()}:due_tasks"
 
 
 @pytest.fixture
 def redis_connection(rows: None, settings: Any) -> Iterator[RedisConnection]:
     """Return this process's client, with empty keys."""
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
-    redis_client.shared.cache_clear()
-    redis_connection = redis_client.connection()
+    notifier.redis_at.cache_clear()
+    redis_connection = notifier.redis_connection()
     assert redis_connection is not None
     redis_connection.client.delete(key())
     yield redis_connection
     redis_connection.client.delete(key())
-    redis_client.shared.cache_clear()
+    notifier.redis_at.cache_clear()
 
 
 def _entry(index: RedisDueIndex) -> None:
@@ -120,7 +119,7 @@ _OPERATIONS = st.lists(
 
 def _do(client: Any, command: str, value: bytes, more: Any) -> None:
     if command == "publish":
-        client.publish(wake_channel(scope()), value)
+        client.publish(wake_channel(redis_scope()), value)
         return
     client.delete(key())
     if command == "zadd":
@@ -160,8 +159,8 @@ def test_run_scheduler_survives_garbage_under_load(
     continue to run.
     """
     settings.DURABLE_TASKS = {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}
-    redis_client.shared.cache_clear()
-    redis_connection = redis_client.connection()
+    notifier.redis_at.cache_clear()
+    redis_connection = notifier.redis_connection()
     assert redis_connection is not None
     with cluster_in(tmp_path, {**SHORT, "FAST_PATH": False, "REDIS_URL": REDIS}) as cluster:
         cluster.worker(slots=2)
@@ -169,7 +168,7 @@ def test_run_scheduler_survives_garbage_under_load(
         cluster.ready()
         for member in ODD_MEMBERS:
             redis_connection.client.zadd(key(), {member: 0})
-            redis_connection.client.publish(wake_channel(scope()), member)
+            redis_connection.client.publish(wake_channel(redis_scope()), member)
         tasks = [bodies.add.schedule(1, 2)]
         redis_connection.client.delete(key())
         redis_connection.client.rpush(key(), "x")
@@ -177,4 +176,4 @@ def test_run_scheduler_survives_garbage_under_load(
         assert all(ended(task).result == 3 for task in tasks)
         assert scheduler.alive()
         until(lambda: "unreadable" in durable("status").out, within=20, message="status shows it")
-    redis_client.shared.cache_clear()
+    notifier.redis_at.cache_clear()

@@ -21,7 +21,7 @@ from django_durable_tasks.command.processes import Child, celery_worker
 from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.command.subcommand import count
 from django_durable_tasks.exceptions import DurableTasksError, InvalidOption
-from django_durable_tasks.scheduler import redis_client
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.scheduler.loop import Scheduler
 from django_durable_tasks.schedules import sync
 from django_durable_tasks.states.demand import parse_shards
@@ -174,7 +174,7 @@ class Command(BaseCommand):
         if options["once"] and options["with_worker"]:
             raise CommandError("--once runs no worker: leave out --with-worker.")
         if options["redis"]:
-            redis_client.use_url(options["redis"])
+            notifier.use_redis(options["redis"])
         scheduler = Scheduler(options["node_id"], shards=options["shards"])
         name_connections(f"scheduler {scheduler.name}")
         if options["once"]:

@@ -10,9 +10,8 @@ import redis
 from django.conf import settings
 
 from django_durable_tasks.models import Node
-from django_durable_tasks.scheduler import redis_client
-from django_durable_tasks.scheduler.notifier import wake_channel
-from django_durable_tasks.scheduler.redis_client import scope
+from django_durable_tasks.scheduler import notifier
+from django_durable_tasks.scheduler.notifier import redis_scope, wake_channel
 from tests.chaos.faults.registry import fault
 from tests.chaos.figures import GARBAGE, REMOVED
 from tests.chaos.stage import Stage, query
@@ -27,7 +26,7 @@ def write_garbage(stage: Stage) -> None:
     in Redis.
     """
     assert settings.DURABLE_TASKS.get("REDIS_URL"), "there is no Redis for the due index"
-    connection = redis_client.connection()
+    connection = notifier.redis_connection()
     assert connection is not None
     client, before = connection.client, _removed()
     ways = cycle((_entry, _entry, _other_type))
@@ -37,7 +36,7 @@ def write_garbage(stage: Stage) -> None:
             next(ways)(client)
         except redis.ResponseError:  # a key that has another type at this moment
             return
-        client.publish(wake_channel(scope()), "not a notification")
+        client.publish(wake_channel(redis_scope()), "not a notification")
         stage.notes[GARBAGE] += 1
 
     stage.repeatedly(6, 0.2, write)
@@ -46,7 +45,7 @@ def write_garbage(stage: Stage) -> None:
 
 
 def _key() -> str:
-    return f"{scope()}:due_tasks"
+    return f"{redis_scope()}:due_tasks"
 
 
 def _wait_until_removed(client: Any, before: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_durable_tasks.scheduler import notifier, redis_client
+from django_durable_tasks.scheduler import notifier
 from django_durable_tasks.scheduler.due_index import DueIndex, due_index
 from django_durable_tasks.scheduler.notifier import Listeners, Notification, NotificationKind
 from tests.factories import QUEUE
@@ -61,8 +61,8 @@ def test_without_redis_each_scheduler_has_an_index_of_its_own() -> None:
 
 def test_the_address_of_the_command_line_overrides_the_setting(settings: Any) -> None:
     settings.DURABLE_TASKS = {"REDIS_URL": "redis://one:1/0"}
-    assert redis_client.url() == "redis://one:1/0"
-    redis_client.use_url("redis://two:2/0")
-    assert redis_client.url() == "redis://two:2/0"
-    redis_client.use_url(None)
-    assert redis_client.url() == "redis://one:1/0"
+    assert notifier.redis_url() == "redis://one:1/0"
+    notifier.use_redis("redis://two:2/0")
+    assert notifier.redis_url() == "redis://two:2/0"
+    notifier.use_redis(None)
+    assert notifier.redis_url() == "redis://one:1/0"
