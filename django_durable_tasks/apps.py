@@ -51,7 +51,6 @@ class DurableTasksConfig(AppConfig):
             internal_tasks,  # noqa: F401 - registers its tasks in every process, as the one below
         )
         from django_durable_tasks.celery import (
-            broker_connection,
             calls,
             filesystem,
             inspect,
@@ -82,7 +81,7 @@ class DurableTasksConfig(AppConfig):
         ports.publish_batches = publisher.publish_batches_after_commit
         ports.queue_of = prepared_messages.queue_of
         ports.routes_by_arguments = prepared_messages.routes_by_arguments
-        ports.broker_open = broker_connection.is_open_for
+        ports.broker_open = publisher.is_open_for
         ports.fast_path = backpressure.FastPath()
         ports.eager = publisher.eager
         ports.due = OnCommitNotifier()

@@ -19,7 +19,7 @@ from django.utils import autoreload
 
 from django_durable_tasks import conf, ports, registry
 from django_durable_tasks.celery import filesystem
-from django_durable_tasks.celery.broker_connection import BrokerConnection, failures_of
+from django_durable_tasks.celery.publisher import BrokerConnection, failures_of
 from django_durable_tasks.choices import WITH_DUE_AT, Status
 from django_durable_tasks.cluster import status
 from django_durable_tasks.exceptions import DurableTasksError, InvalidSchedule

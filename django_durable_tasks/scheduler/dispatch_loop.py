@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from django_durable_tasks import ports
-from django_durable_tasks.celery import broker_connection, publisher
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.celery.publisher import Dispatched
 from django_durable_tasks.conf import settings
 from django_durable_tasks.limits import backpressure, config
@@ -142,7 +142,7 @@ class PublishWindows:
     def capacity(self, queue: str) -> int:
         """Return how many more tasks of this queue may be published now."""
         capacity = self._snapshot.capacity(queue) - self._used(queue)
-        return max(0, min(capacity, broker_connection.capacity_of(queue)))
+        return max(0, min(capacity, publisher.capacity_of(queue)))
 
     def size(self, queue: str) -> int:
         """Return the window of a queue, at least 1."""
@@ -175,7 +175,7 @@ class PublishWindows:
         """
         if time.monotonic() - self._read_at > _USABLE or queue in self._behind:
             return 0
-        return self.capacity(queue) if broker_connection.breaker.closed() else 0
+        return self.capacity(queue) if publisher.breaker.closed() else 0
 
 
 # Publishes batch messages for due tasks that workers start in batches.

@@ -19,7 +19,7 @@ from functools import partial
 from django.db import Error
 
 from django_durable_tasks import process_state
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.celery.worker_node import NodeBeat
 from django_durable_tasks.cluster.nodes import NodeReport
 from django_durable_tasks.conf import settings, unknown_task_delay
@@ -312,6 +312,6 @@ class Scheduler:
                 *process_state.of(trigger.PostponedSchedules).failing(unknown_task_delay()),
             ],
             clock_step=self.maintenance.monitor.clock_step,
-            rejected_queues=broker_connection.backoff.reasons(),
-            broker_outages=broker_connection.breaker.ended_outages(),
+            rejected_queues=publisher.backoff.reasons(),
+            broker_outages=publisher.breaker.ended_outages(),
         )

@@ -34,7 +34,7 @@ from functools import partial
 from django.db.models import Count, Max, Q
 from django.db.models.functions import Coalesce
 
-from django_durable_tasks.celery import broker_connection, publisher
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.conf import SKEW_MAX, republish_after_max, settings
 from django_durable_tasks.exceptions import BrokerUnavailable
@@ -135,7 +135,7 @@ class Republishing(PeriodicThread):
         """Count the messages without a QUEUED task in the queues to which this process publishes
         most; return how many counts are to be confirmed.
         """
-        queues = [queue for queue in self._windows.to_count() if broker_connection.breaker.closed()]
+        queues = [queue for queue in self._windows.to_count() if publisher.breaker.closed()]
         if not queues:
             self._without_task = {}
             return 0
@@ -173,7 +173,7 @@ class Comparison:
         self, monitor: HeartbeatMonitor, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._monitor, self._clock = monitor, clock
-        self._outages = broker_connection.breaker.outages
+        self._outages = publisher.breaker.outages
         self._reported, self._reports_from = float("-inf"), 0.0
         self._fleet, self._now = Fleet(), datetime.fromtimestamp(0, UTC)
         self._looks: dict[str, _Look] = {}
@@ -188,7 +188,7 @@ class Comparison:
         """Return the queues with QUEUED tasks, those that were compared longest ago first. Nothing
         is read while the broker is unavailable.
         """
-        breaker = broker_connection.breaker
+        breaker = publisher.breaker
         if not breaker.closed() and not breaker.may_probe():
             return []
         with dedicated_connection():
@@ -240,9 +240,9 @@ class Comparison:
         """Return whether the broker can be used again. An outage is noticed by this process if it
         failed to publish, and otherwise by the workers and the other schedulers, which report it.
         """
-        if not broker_connection.breaker.closed():
+        if not publisher.breaker.closed():
             return False
-        outages, reported = broker_connection.breaker.outages, self._monitor.broker_outage_at
+        outages, reported = publisher.breaker.outages, self._monitor.broker_outage_at
         at = self._clock()
         is_new = reported > self._reported and at - reported < _RECENT
         if outages == self._outages and not (is_new and at >= self._reports_from):
@@ -278,7 +278,7 @@ class Comparison:
         )
         if not (published.early if is_early else published.overdue) or at < look.next_at:
             return 0
-        if broker_connection.backoff.remaining(queue):
+        if publisher.backoff.remaining(queue):
             return 0
         if published.overdue:
             self._end_waits(queue)
@@ -352,7 +352,7 @@ class Comparison:
         """Republish at most ``number`` of these tasks, whose next wait is at most ``longest``
         seconds.
         """
-        limit = min(settings().BATCH_SIZE, broker_connection.capacity())
+        limit = min(settings().BATCH_SIZE, publisher.capacity())
         limit = limit if number is None else min(limit, number)
         if limit <= 0:
             return 0

@@ -13,7 +13,7 @@ from celery import Celery, current_app
 from django.conf import settings
 from kombu import Connection, Queue
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.ports import TaskMessage
 
 NAME = "tests.project.bodies.add"
@@ -45,9 +45,9 @@ def application(broker_url: str | None = None, **configuration: Any) -> Iterator
 
 def forget() -> None:
     """Discard connections, the breaker and the list of rejected queues."""
-    broker_connection.close_idle()
-    broker_connection.breaker.succeeded()
-    broker_connection.backoff.forget()
+    publisher.close_idle()
+    publisher.breaker.succeeded()
+    publisher.backoff.forget()
 
 
 def _remove(app: Celery) -> None:

@@ -13,8 +13,8 @@ import pytest
 from django.conf import settings as django_settings
 from django.db import connections
 
-from django_durable_tasks.celery import broker_connection, publisher
-from django_durable_tasks.celery.broker_connection import BrokerBreaker
+from django_durable_tasks.celery import publisher
+from django_durable_tasks.celery.publisher import BrokerBreaker
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Node, Task
 from django_durable_tasks.ports import TaskMessage
@@ -79,10 +79,10 @@ def _this_process_behind(
         for name, value in environment.items():
             patched.setenv(name, value)
             patched.setenv("CELERY_BROKER_WRITE_URL", broker_settings(broker, Path())[0])
-        patched.setattr(broker_connection, "breaker", BrokerBreaker())
-        broker_connection.close_idle()
+        patched.setattr(publisher, "breaker", BrokerBreaker())
+        publisher.close_idle()
         yield
-        broker_connection.close_idle()
+        publisher.close_idle()
 
 
 def _bounded(act: Any) -> Any:
@@ -178,7 +178,7 @@ def test_a_frozen_broker_is_given_up_in_time(
         switch.freeze()
         results = _bounded(lambda: publisher.publish([_message() for _ in range(number)]))
         assert isinstance(results, BrokerUnavailable)
-        assert not broker_connection.breaker.closed()
+        assert not publisher.breaker.closed()
 
 
 def test_lost_messages_are_republished_if_only_the_worker_noticed_the_outage(

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings as django_settings
 from kombu import Queue
 
-from django_durable_tasks.celery import broker_connection, inspect, publisher
+from django_durable_tasks.celery import inspect, publisher
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.models import Task
 from tests.backends import address, broker_settings, variable_of
@@ -64,13 +64,13 @@ def test_publishing_fails_over_and_back(brokers: list[Proxy], broker: str, queue
         assert (
             publisher.publish(messages(queue, 2)) == []
         )  # its connection is lost: the second attempt uses the other address
-        assert broker_connection.breaker.closed()
+        assert publisher.breaker.closed()
         two.cut()
         assert publisher.publish(messages(queue, 2)) == []
         one.restore()
         three.cut()
         assert publisher.publish(messages(queue, 2)) == []
-        assert broker_connection.breaker.closed()
+        assert publisher.breaker.closed()
         assert inspect.broker_problem() is None
         until(lambda: waiting(app)[queue] == 7, within=30)
 
@@ -85,10 +85,10 @@ def test_a_first_broker_that_is_unavailable_from_the_start_is_skipped_once(
         assert publisher.publish(messages(queue)) == []
         one.restore()
         one.freeze()  # a process that still tried it would wait
-        broker_connection.close_idle()
-        assert broker_connection._LastBroker.address == addresses[1]
+        publisher.close_idle()
+        assert publisher._LastBroker.address == addresses[1]
         assert publisher.publish(messages(queue)) == []
-        assert broker_connection.breaker.closed()
+        assert publisher.breaker.closed()
 
 
 def test_brokers_that_are_all_unavailable_open_the_breaker_and_are_used_again(
@@ -101,11 +101,11 @@ def test_brokers_that_are_all_unavailable_open_the_breaker_and_are_used_again(
     ):
         with pytest.raises(BrokerUnavailable):
             publisher.publish(messages(queue))
-        assert not broker_connection.breaker.closed()
+        assert not publisher.breaker.closed()
         brokers[1].restore()
-        until(broker_connection.breaker.may_probe, within=20)
+        until(publisher.breaker.may_probe, within=20)
         assert publisher.publish(messages(queue)) == []
-        assert broker_connection.breaker.closed()
+        assert publisher.breaker.closed()
 
 
 def test_an_unavailable_sentinel_is_skipped(tmp_path: Path, broker: str, queue: str) -> None:
@@ -121,7 +121,7 @@ def test_an_unavailable_sentinel_is_skipped(tmp_path: Path, broker: str, queue: 
         ):
             assert publisher.publish(messages(queue, 2)) == []
             assert publisher.publish(messages(queue)) == []
-            broker_connection.close_idle()
+            publisher.close_idle()
             assert publisher.publish(messages(queue)) == []
             with redis.Redis.from_url(primary) as client:
                 assert client.llen(f"{queue}\x06\x169") == 4

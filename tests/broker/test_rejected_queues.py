@@ -15,7 +15,7 @@ from celery import Celery
 from celery.signals import before_task_publish
 from kombu import Queue
 
-from django_durable_tasks.celery import broker_connection, publisher
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.celery.prepared_messages import celery_id_of
 from django_durable_tasks.exceptions import BrokerUnavailable
 from tests.backends import address, broker_settings
@@ -61,8 +61,8 @@ def test_a_batch_of_several_queues_returns_only_the_rejected_messages(
         message for message in batch if message.queue == bad
     }
     assert all(one.delay > 0 for one in refused)
-    assert broker_connection.breaker.closed()
-    assert list(broker_connection.backoff.reasons()) == [bad]
+    assert publisher.breaker.closed()
+    assert list(publisher.backoff.reasons()) == [bad]
     until(lambda: _in(app, good) == 3, within=30)
     for _ in range(3):
         assert len(publisher.publish(messages(bad, 2))) == 2
@@ -77,10 +77,10 @@ def test_a_rejected_queue_is_tried_again_after_its_delay_and_logged_once(
     settings.DURABLE_TASKS = {"BROKER_BACKOFF": 0.001}
     _, bad = names
     for _ in range(3):
-        until(lambda: not broker_connection.backoff.remaining(bad), within=30)
+        until(lambda: not publisher.backoff.remaining(bad), within=30)
         assert len(publisher.publish(messages(bad, number=2))) == 2
     assert caplog.text.count(REJECTS) == 1
-    assert broker_connection.backoff.is_rejected(bad)
+    assert publisher.backoff.is_rejected(bad)
 
 
 def test_a_rejection_of_a_single_message_is_noticed_although_earlier_ones_were_accepted(
@@ -90,7 +90,7 @@ def test_a_rejection_of_a_single_message_is_noticed_although_earlier_ones_were_a
     (again,) = messages(bad)
     again = type(again)(again.task_id, 1, 2, again.name, bad, 0)
     assert [one.message for one in publisher.publish([again])] == [again]
-    assert broker_connection.breaker.closed()
+    assert publisher.breaker.closed()
 
 
 def test_a_queue_unknown_to_celery_is_rejected_alone(names: tuple[str, str]) -> None:
@@ -99,7 +99,7 @@ def test_a_queue_unknown_to_celery_is_rejected_alone(names: tuple[str, str]) -> 
         refused = publisher.publish([*messages(good, 2), *messages(bad), *messages(good)])
         assert [one.message.queue for one in refused] == [bad]
         until(lambda: waiting(app) == {good: 3}, within=30)
-        assert broker_connection.breaker.closed()
+        assert publisher.breaker.closed()
 
 
 def test_a_repaired_queue_is_accepted_again_and_logged_once(
@@ -139,7 +139,7 @@ def test_a_queue_that_does_not_answer_is_rejected_alone(
         proxy.swallow(lambda data: bad.encode() in data)
         refused = publisher.publish([*messages(bad, 2)])
         assert {one.message.queue for one in refused} == {bad}
-        assert broker_connection.breaker.closed()
+        assert publisher.breaker.closed()
         assert publisher.publish(messages(good, 3)) == []
         forget()
 
@@ -159,8 +159,8 @@ def test_a_message_that_cannot_be_encoded_does_not_block_others(names: tuple[str
             before_task_publish.disconnect(spoil)
         assert [one.message for one in refused] == [batch[1]]
         until(lambda: waiting(app)[names[0]] >= 2, within=30)
-        assert broker_connection.breaker.closed()
-        assert broker_connection.backoff.reasons() == {}
+        assert publisher.breaker.closed()
+        assert publisher.backoff.reasons() == {}
 
 
 def test_a_lost_broker_opens_the_breaker_and_rejects_no_queue(
@@ -180,5 +180,5 @@ def test_a_lost_broker_opens_the_breaker_and_rejects_no_queue(
             proxy.cut()
             with pytest.raises(BrokerUnavailable):
                 publisher.publish(messages(good, 2))
-            assert not broker_connection.breaker.closed()
-            assert broker_connection.backoff.reasons() == {}
+            assert not publisher.breaker.closed()
+            assert publisher.backoff.reasons() == {}

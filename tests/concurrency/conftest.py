@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.store import connections
 from tests.factories import first_rows
 from tests.process_state import new_process_state
@@ -18,9 +18,9 @@ from tests.process_state import new_process_state
 def clean_engine(transactional_db: None) -> Iterator[None]:
     """Start with the rows of the migrations and empty caches, and leave no connection behind."""
     new_process_state()
-    broker_connection.breaker.succeeded()
-    broker_connection.backoff.forget()
+    publisher.breaker.succeeded()
+    publisher.backoff.forget()
     first_rows()
     yield
     connections.close_all()
-    broker_connection.close_idle()
+    publisher.close_idle()

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.db.utils import InterfaceError
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.exceptions import BrokerUnavailable
 from django_durable_tasks.store.connections import close_all
 from tests.process_state import ignore_notification_settings
@@ -64,7 +64,7 @@ def _close_inherited() -> None:
     process.
     """
     close_all()
-    broker_connection.close_idle()
+    publisher.close_idle()
     for wrapper in connections.all(initialized_only=True):
         if wrapper.vendor == "sqlite":
             wrapper.close()

@@ -9,7 +9,7 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS, connection
 from pytest_django.plugin import DjangoDbBlocker
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.store import connections
 from tests.factories import QUEUE, first_rows
@@ -60,8 +60,8 @@ def few_committed_rows(django_db_setup: None, django_db_blocker: DjangoDbBlocker
 def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Start with empty caches of queues and broker, and leave no connection and no message behind."""
     new_process_state()
-    broker_connection.breaker.succeeded()
-    broker_connection.backoff.forget()
+    publisher.breaker.succeeded()
+    publisher.backoff.forget()
     mark = request.node.get_closest_marker("django_db")
     transactional = mark is not None and mark.kwargs.get("transaction", False)
     if mark is not None:
@@ -71,4 +71,4 @@ def clean_engine(request: pytest.FixtureRequest) -> Iterator[None]:
         take_task_messages(QUEUE)
     yield
     connections.close_all()
-    broker_connection.close_idle()
+    publisher.close_idle()

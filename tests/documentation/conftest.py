@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_durable_tasks import registry
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.store import connections
 from tests.celery_settings import celery_configured
 from tests.factories import first_rows
@@ -29,4 +29,4 @@ def eager(transactional_db: None) -> Iterator[None]:
     registry._declarations.clear()
     registry._declarations.update(declared)
     connections.close_all()
-    broker_connection.close_idle()
+    publisher.close_idle()

@@ -10,7 +10,7 @@ from celery import current_app
 from django.conf import settings
 from django.db import IntegrityError, OperationalError
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.contrib.notifications.models import NotificationEvent, NotificationSetting
 from django_durable_tasks.models import (
     BatchMessage,
@@ -41,8 +41,8 @@ def forget_processes() -> None:
     """Delete the nodes of ended processes, and this process's queue snapshot."""
     Node.objects.all().delete()
     new_process_state()
-    broker_connection.close_idle()
-    broker_connection.backoff.forget()
+    publisher.close_idle()
+    publisher.backoff.forget()
 
 
 def _emptied() -> bool:

@@ -18,9 +18,9 @@ from typing import Any
 from kombu.serialization import registry as serializers
 
 from django_durable_tasks import conf, registry
-from django_durable_tasks.celery.broker_connection import BrokerConnection, borrowed
 from django_durable_tasks.celery.live_runs import LiveRun, process_runs
 from django_durable_tasks.celery.prepared_messages import refuse_task_queues
+from django_durable_tasks.celery.publisher import BrokerConnection, borrowed
 from django_durable_tasks.choices import TargetType
 from django_durable_tasks.conf import TENANT
 from django_durable_tasks.contrib.callbacks import endpoints, http

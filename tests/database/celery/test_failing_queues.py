@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 from django.db.models.signals import pre_delete
 
-from django_durable_tasks.celery import broker_connection, publisher
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster.nodes import HeartbeatMonitor
 from django_durable_tasks.models import OccurrenceRecord, Task
@@ -70,7 +70,7 @@ def test_tasks_due_together_with_one_of_an_unknown_queue_are_published(strict: N
     assert {message.task_id for message in take_task_messages(QUEUE)} == {row.pk for row in rows}
     assert [row.pk for row in Task.objects.pending()] == [lost.pk]
     assert Task.objects.get(pk=lost.pk).epoch == lost.epoch + 2
-    assert broker_connection.breaker.closed()
+    assert publisher.breaker.closed()
 
 
 def test_no_task_of_a_rejected_queue_is_claimed_except_one_probe(
@@ -87,7 +87,7 @@ def test_no_task_of_a_rejected_queue_is_claimed_except_one_probe(
         return sorted(Task.objects.filter(queue=NOWHERE).values_list("epoch", flat=True))
 
     def pass_the_delay() -> None:
-        until(lambda: not broker_connection.backoff.remaining(NOWHERE), within=30)
+        until(lambda: not publisher.backoff.remaining(NOWHERE), within=30)
         Task.objects.unguarded().update(due_at=DatabaseNow())
 
     assert (sent(), epochs()) == (0, [claimed] * 5)
@@ -135,7 +135,7 @@ def test_a_broker_that_was_not_migrated_is_logged_once_without_a_traceback(
 def test_a_message_that_no_broker_accepts_does_not_increase_the_delay_of_the_next() -> None:
     row = a_task(Status.QUEUED, due=-1, publish_count=5)
     fresh = a_task(Status.QUEUED, due=60, publish_count=1)
-    broker_connection.breaker.failed()
+    publisher.breaker.failed()
     with connections.dedicated_connection():
         messages = claim.republish(Task.objects.filter(pk=row.pk), database_now(), 5)
     assert [message.number for message in messages] == [6]
@@ -158,9 +158,9 @@ def test_tasks_queued_during_an_outage_are_compared_when_the_broker_answers_agai
     leader = Leader()
     rows = [a_task(Status.QUEUED, due=9, publish_count=7) for _ in range(5)]
     assert leader.compare() == 0
-    broker_connection.breaker.failed()
+    publisher.breaker.failed()
     assert leader.compare() == 0
-    broker_connection.breaker.succeeded()
+    publisher.breaker.succeeded()
     assert leader.compare() == 5
     assert {message.task_id for message in take_task_messages(QUEUE)} == {row.pk for row in rows}
     assert leader.compare() == 0
@@ -336,12 +336,12 @@ def test_a_scheduler_that_is_asked_to_stop_during_any_operation_stops() -> None:
 def test_broker_connections_of_a_peak_are_closed_after_they_have_been_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broker_connection.close_idle()
-    with broker_connection.borrowed(), broker_connection.borrowed(), broker_connection.borrowed():
+    publisher.close_idle()
+    with publisher.borrowed(), publisher.borrowed(), publisher.borrowed():
         pass
-    assert broker_connection._pool.count() == 3
+    assert publisher._pool.count() == 3
     monkeypatch.setattr("django_durable_tasks.process_state.IDLE_FOR", 0.0)
     for left in (2, 1, 1):
-        with broker_connection.borrowed():
+        with publisher.borrowed():
             pass
-        assert broker_connection._pool.count() == left
+        assert publisher._pool.count() == left

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery import broker_connection, inspect
+from django_durable_tasks.celery import inspect, publisher
 from django_durable_tasks.choices import Status
 from django_durable_tasks.models import QueueControl, Task
 from django_durable_tasks.store.clock import database_now
@@ -82,7 +82,7 @@ def test_all_queues_are_republished_on_request() -> None:
 
 def test_an_unavailable_broker_is_reported_and_the_tasks_stay_queued() -> None:
     row = a_task(Status.QUEUED)
-    broker_connection.breaker.failed()
+    publisher.breaker.failed()
     answer = durable("republish", "--all", "--format", "json")
     assert answer.code == 1
     assert answer.data == {"command": "republish", "republished": {}, "complete": False}

@@ -12,7 +12,7 @@ from celery.exceptions import Retry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.limits import release
@@ -183,7 +183,7 @@ def test_due_tasks_of_a_limited_queue_are_left_to_the_scheduler(scope: str) -> N
 def test_nothing_is_handed_over_while_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(f"task:{NOOP}", 1)
     rows = _one_runs_and_others_wait()
-    monkeypatch.setattr(broker_connection.breaker, "closed", lambda: False)
+    monkeypatch.setattr(publisher.breaker, "closed", lambda: False)
     _run(rows[0])
     assert _queued() == []
     assert Task.objects.waiting_for_limit().count() == 2

@@ -14,7 +14,7 @@ import pytest
 from celery import current_app
 from kombu import Producer
 
-from django_durable_tasks.celery import broker_connection, publisher
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import nodes
 from django_durable_tasks.cluster.nodes import NodeReport
@@ -253,11 +253,11 @@ def test_a_queue_that_cannot_be_counted_stops_no_other(monkeypatch: pytest.Monke
 
 def test_nothing_is_compared_while_the_broker_is_away() -> None:
     a_task(Status.QUEUED, due=-1)
-    broker_connection.breaker.failed()
+    publisher.breaker.failed()
     with pytest.raises(BrokerUnavailable):
         publisher.count(QUEUE)
     assert Leader().compare() == 0
-    broker_connection.breaker.succeeded()
+    publisher.breaker.succeeded()
 
 
 def test_published_tasks_that_expired_end_although_their_messages_wait() -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.choices import Status
 from django_durable_tasks.cluster import queues
 from django_durable_tasks.models import RecurringTask, Task
@@ -125,7 +125,7 @@ def test_new_tasks_do_not_overtake_those_that_have_been_due_for_a_while() -> Non
 
 def test_an_open_breaker_leaves_no_capacity(leader: Scheduler) -> None:
     leader.dispatching.poll()
-    broker_connection.breaker.failed_with(OSError("refused"))
+    publisher.breaker.failed_with(OSError("refused"))
     assert leader.dispatching.windows.capacity_at_commit(QUEUE) == 0
 
 

@@ -14,7 +14,7 @@ from django.db import OperationalError, connection, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.models import BatchMessage, Task
 from django_durable_tasks.tasks import batches
 from tests.database.limits.limited_tasks import limit
@@ -89,11 +89,11 @@ def test_a_scheduler_publishes_the_message_where_it_has_to_decide(reason: str) -
     elif reason == "limited":
         limit(f"task:{NAME}", 1)
     elif reason == "breaker":
-        broker_connection.breaker.failed()
+        publisher.breaker.failed()
     new_process_state()
     with override_settings(DURABLE_TASKS={"FAST_PATH": reason != "off"}):
         assert _delay().status == "PENDING"
-    broker_connection.breaker.succeeded()
+    publisher.breaker.succeeded()
     assert _published() == []
 
 

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
-from django_durable_tasks.celery import broker_connection
+from django_durable_tasks.celery import publisher
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import backpressure
 from django_durable_tasks.models import Task
@@ -205,9 +205,9 @@ def test_the_fast_path_leaves_half_of_the_window_to_tasks_that_wait_longer() -> 
 
 
 def test_with_an_open_breaker_nothing_is_published_and_no_call_blocks() -> None:
-    broker_connection.breaker.failed()
+    publisher.breaker.failed()
     assert _delay().status == Status.PENDING
-    broker_connection.breaker.succeeded()
+    publisher.breaker.succeeded()
     assert _delay().status == Status.QUEUED
 
 

@@ -12,8 +12,8 @@ from celery import Celery, current_app
 from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 
-from django_durable_tasks.celery.broker_connection import is_same_broker
 from django_durable_tasks.celery.prepared_messages import queue_of
+from django_durable_tasks.celery.publisher import is_same_broker
 from django_durable_tasks.exceptions import UnknownQueue
 
 NAME = "shop.tasks.cut"
