@@ -276,19 +276,16 @@ def column(label: Any, show: Callable[[Any], Any], name: str = "") -> Any:
     return shown
 
 
-def has_column(field: Field[Any, Any]) -> bool:
-    """Return whether ``column_of`` shows this field, and not Django."""
-    is_text = isinstance(field, CharField | TextField) and not field.choices
-    return is_text or isinstance(field, DateTimeField | JSONField)
-
-
 @functools.cache
 def column_of(field: Field[Any, Any], label: Any = None) -> Any:
-    """Return the column that shows a field of a model by its type.
+    """Return the column that shows a field of a model by its type; None if Django shows it.
 
     Instants are shown to the second, as log files do. Secrets in texts and JSON values are masked;
     encrypted values are plain if ``get_object`` found that the user may read them.
     """
+    is_text = isinstance(field, CharField | TextField) and not field.choices
+    if not (is_text or isinstance(field, DateTimeField | JSONField)):
+        return None
 
     def show(row: Any) -> Any:
         try:

@@ -264,9 +264,7 @@ class DurableModelAdmin(_ModelAdmin):
         if not isinstance(name, str) or hasattr(self, name):
             return name
         field = next((column for column in self.opts.concrete_fields if column.name == name), None)
-        if field is None or not display.has_column(field):
-            return name
-        return display.column_of(field, self.labels.get(name))
+        return (field and display.column_of(field, self.labels.get(name))) or name
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         return [self.shown(name) for name in self.list_display]

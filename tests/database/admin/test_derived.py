@@ -45,7 +45,7 @@ def test_a_new_column_is_shown_by_its_type_and_without_its_secrets() -> None:
     columns = {
         field.name: display.column_of(field)
         for field in Copied._meta.concrete_fields
-        if display.has_column(field)
+        if display.column_of(field) is not None
     }
     assert set(columns) == {"note", "reason", "detail", "secret", "at"}
     shown = {name: str(column(row)) for name, column in columns.items()}
