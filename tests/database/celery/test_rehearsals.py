@@ -53,7 +53,7 @@ def _calls(call: Callable[[], Any]) -> list[str]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "an argument": (lambda: notify.delay(uuid4()), "UnserializableArguments"),
+    "an argument": (lambda: notify.delay(uuid4()), "argument 'order' is a UUID"),
     "a large argument": (lambda: notify.delay("x" * 100_000), "PayloadTooLarge"),
     "an argument of a signature": (lambda: notify.s(uuid4()).delay(), "Pass str(value)"),
     "a call by name": (lambda: current_app.send_task(notify.name, [uuid4()]), "Pass str(value)"),
