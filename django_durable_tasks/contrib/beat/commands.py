@@ -26,6 +26,7 @@ from django_durable_tasks.registry import PLAIN_CELERY_TASK
 from django_durable_tasks.schedules.options import columns
 from django_durable_tasks.schedules.schedule_cache import agenda_from
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.texts import counted
 
 IMPORT, CHANGE, RESUME, SAME = "IMPORT", "CHANGE", "RESUME", "SAME"
 LISTED, OURS, OVER, REFUSE = "NOT_DURABLE", "OURS", "OVER", "REFUSE"
@@ -193,6 +194,10 @@ def import_beat(options: cli.Options, out: cli.Output) -> int:
             lines.append(f"  next in beat: {theirs}")
     text = cli.table(_IMPORT_COLUMNS, listed, "beat has no periodic tasks")
     out.emit(data, "\n".join([text, *lines]))
+    gone = [] if names else periodic_tasks.fires_without({row.name for row in rows})
+    if gone:
+        number = counted(len(gone), "imported schedule is", "imported schedules are")
+        out.note(f"{number} not in beat any more, and active here: {', '.join(gone)}.")
     not_durable = sorted(
         {row.task for row in rows if row.carried and row.act in (*_WRITTEN, LISTED)}
         - set(conf.settings().PLAIN_CELERY_TASKS)

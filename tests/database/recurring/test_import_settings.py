@@ -105,6 +105,20 @@ def test_a_time_that_is_computed_at_import_changes_the_row_at_each_import(
     assert "CHANGE: timetable: [{'cron': '17 3 * * *'}] -> [{'cron': '5 3 * * *'}]" in out
 
 
+def test_an_imported_entry_that_vanishes_goes_on_firing_and_is_named(
+    beat_schedule: dict[str, Any],
+) -> None:
+    """The setting of its condition was switched off."""
+    assert "not in beat any more" not in durable("import-beat", "--settings").err
+    del beat_schedule["often"]
+    answer = durable("import-beat", "--settings")
+    assert answer.code == 0
+    assert "1 imported schedule is not in beat any more, and active here: often." in answer.err
+    assert _row("often").status == "ACTIVE"
+    _row("often").pause("condition is off")
+    assert "not in beat any more" not in durable("import-beat", "--settings").err
+
+
 def test_the_printed_text_declares_the_same_schedules() -> None:
     answer = durable("import-beat", "--settings", "--print")
     assert answer.code == 0, answer
