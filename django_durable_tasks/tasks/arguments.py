@@ -306,9 +306,9 @@ _ADVICE: tuple[tuple[str, str, str], ...] = (
     ("datetime.timedelta", "Pass {}.total_seconds()", "timedelta"),
     ("builtins.set", "Pass list({})", "set"),
     ("builtins.frozenset", "Pass list({})", "frozenset"),
-    ("builtins.bytes", "Pass base64.b64encode({}).decode()", ""),
-    ("builtins.bytearray", "Pass base64.b64encode({}).decode()", ""),
-    ("builtins.memoryview", "Pass base64.b64encode({}).decode()", ""),
+    ("builtins.bytes", "Pass base64.b64encode({}).decode()", "bytes"),
+    ("builtins.bytearray", "Pass bytes({}) and annotate the parameter with bytes", ""),
+    ("builtins.memoryview", "Pass bytes({}) and annotate the parameter with bytes", ""),
     ("builtins.complex", "Pass [{0}.real, {0}.imag]", ""),
 )
 
