@@ -288,7 +288,7 @@ def test_a_canvas_becomes_a_workflow_with_its_headers(pattern: str) -> None:
     assert WorkflowRun.objects.get(pk=run.pk).total >= 2
     rows = Task.objects.filter(name=consume.name)
     if pattern != "links":
-        assert {row.options["headers"]["source"] for row in rows} == {"web_ui"}
+        assert {(row.options or {})["headers"]["source"] for row in rows} == {"web_ui"}
 
 
 def test_a_result_is_read_by_the_id_of_the_call() -> None:
