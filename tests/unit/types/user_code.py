@@ -71,6 +71,17 @@ def transfer(self: DurableTask, day: str) -> int:
         raise self.retry(exc=error, countdown=10) from error
 
 
+@durable_task(bind=True)
+async def count(self: DurableTask) -> int:
+    """Iterate in a coroutine and in a plain loop."""
+    number = 0
+    async for _ in self.durable.iterate(Task.objects.filter(name="x"), step="tasks"):
+        number += 1
+    for _ in self.durable.iterate([1, 2], step="numbers"):
+        number += 1
+    return number
+
+
 @durable_task(autoretry_for=(OSError,), retry_backoff=True, max_retries=None, ignore_result=True)
 def with_celerys_options(number: int) -> int:
     """Have options of Celery."""
