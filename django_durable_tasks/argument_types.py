@@ -7,6 +7,7 @@ such an annotation takes JSON values, unchanged.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import enum
 import inspect
@@ -162,6 +163,12 @@ _SCALARS: dict[Any, _Scalar] = {
     ),
     Path: _Scalar("a Path or its text", _of(Path), str, _text(Path)),
     PurePath: _Scalar("a PurePath or its text", _of(PurePath), str, _text(PurePath)),
+    bytes: _Scalar(
+        "bytes or their text in base64",
+        _of(bytes),
+        lambda value: base64.b64encode(value).decode(),
+        _text(lambda text: base64.b64decode(text, validate=True)),
+    ),
 }
 
 

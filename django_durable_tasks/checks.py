@@ -572,14 +572,14 @@ def check_celery(**_: Any) -> Iterator[CheckMessage]:
     settings = valid_settings()
     if not wiring.broker_is_set:
         yield FINDINGS["W009"]()
+    elif inspect.is_rabbitmq(wiring.transport) and wiring.transient_queues:
+        settings_of = [f"CELERY_{kind.upper()}_QUEUE_EXCLUSIVE" for kind in wiring.transient_queues]
+        verb = "is" if len(settings_of) == 1 else "are"
+        yield FINDINGS["W018"](settings=" and ".join(settings_of), verb=verb)
     if wiring.transport == "filesystem":
         yield FINDINGS["E010"]()
     if wiring.folder_problem is not None:
         yield FINDINGS["E019"](reason=wiring.folder_problem)
-    if inspect.is_rabbitmq(wiring.transport) and wiring.transient_queues:
-        settings_of = [f"CELERY_{kind.upper()}_QUEUE_EXCLUSIVE" for kind in wiring.transient_queues]
-        verb = "is" if len(settings_of) == 1 else "are"
-        yield FINDINGS["W018"](settings=" and ".join(settings_of), verb=verb)
     if settings is not None and wiring.visibility_timeout is not None:
         leases = [task.lease for task in registered_options() if task.lease is not None]
         longest = max([settings.LEASE, *leases])

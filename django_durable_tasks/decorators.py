@@ -8,7 +8,6 @@ number of times.
 from __future__ import annotations
 
 import inspect
-import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +34,7 @@ from django_durable_tasks.tasks.options import (
     checked_defaults,
     task_options,
 )
+from django_durable_tasks.texts import warn_caller
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -239,14 +239,8 @@ def _warnings_of_caller() -> Iterator[None]:
     """
     with warnings.catch_warnings(record=True) as caught:
         yield
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module != "contextlib" and not module.startswith("django_durable_tasks."):
-            break
-        frame, level = frame.f_back, level + 1
     for warning in caught:
-        warnings.warn(warning.message, warning.category, stacklevel=level)
+        warn_caller(warning.message, warning.category)
 
 
 def _check_function(function: Any) -> None:

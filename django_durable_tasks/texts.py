@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -45,3 +47,19 @@ def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.6) -> str
     """Return ``Did you mean 'NAME'?`` with the nearest known name, or an empty string."""
     found = nearest(name, known, cutoff)
     return f"Did you mean {found!r}?" if found else ""
+
+
+_LIBRARIES = ("celery", "contextlib", "django", "django_durable_tasks", "kombu")
+"""The packages whose lines are no callers, for ``warn_caller``."""
+
+
+def warn_caller(message: Warning | str, category: type[Warning]) -> None:
+    """Issue a warning for the line of the project that has called this package, perhaps through
+    Celery.
+    """
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

@@ -223,7 +223,7 @@ def _callbacks(run: WorkflowRun) -> list[dict[str, Any]]:
         tenant_id=run.tenant_id, idempotency_key__in=list(keys)
     )
     created = {
-        keys[task.idempotency_key]: task
+        keys[str(task.idempotency_key)]: task
         for task in rows.only("name", "status", "idempotency_key")
         if keys
     }

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 from asgiref.sync import sync_to_async
-from celery import Celery
+from celery import Celery, current_app
 from celery.canvas import Signature
+from celery.contrib.django.task import DjangoTask
 from celery.utils.functional import maybe_list
 
 from django_durable_tasks import registry
@@ -27,10 +28,11 @@ from django_durable_tasks.registry import Registered
 from django_durable_tasks.store.clock import estimated_now
 from django_durable_tasks.tasks import enqueue
 from django_durable_tasks.tasks.enqueue import Call
-from django_durable_tasks.tasks.options import CallOptions, call_options
-from django_durable_tasks.texts import nearest
+from django_durable_tasks.tasks.options import CallOptions, call_options, task_options
+from django_durable_tasks.texts import nearest, warn_caller
 
-_CANVAS = ("link", "link_error", "chord", "chain", "group_id", "group_index")
+_OF_CANVAS = ("chord", "chain", "group_id", "group_index")
+_CANVAS = ("link", "link_error", *_OF_CANVAS)
 _TRANSLATED = {"time_limit": "timeout", "soft_time_limit": "soft_timeout", "priority": "priority"}
 OF_MESSAGES = frozenset(
     {
@@ -312,6 +314,61 @@ def _start(eta: object, countdown: object) -> datetime | None:
     return None if eta is None else instant("eta", eta)
 
 
+class RehearsedTask(DjangoTask):
+    """The class of a plain Celery task whose calls are also checked as calls of a durable task.
+
+    It warns, at the line of the caller, of each call that ``@durable_task`` would refuse, and
+    publishes it as Celery does. Use it as ``base=`` of a task, or as ``task_cls=`` of the app.
+    """
+
+    abstract: ClassVar[bool] = True
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: Any = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Check the call, and publish its message."""
+        options |= {"task_id": task_id, "link": link, "link_error": link_error, "shadow": shadow}
+        self.rehearse(args, kwargs, options)
+        return super().apply_async(args, kwargs, producer=producer, **options)
+
+    def rehearse(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> None:
+        """Warn if these arguments and options of ``apply_async`` would be refused."""
+        # Celery's own tasks cannot be converted, and its ``self.retry()`` sends the message again.
+        if self.name.startswith("celery.") or options.get("retries"):
+            return
+        # Celery calls the parts of a canvas with these. The canvas was checked as a whole.
+        options = {name: options[name] for name in options if name not in _OF_CANVAS}
+        try:
+            values = call_options(CallOptions(), translated(options))
+            call = Call(self._as_durable, tuple(args or ()), dict(kwargs or {}), values)
+            enqueue.new_task(call)
+        except Exception as error:  # noqa: BLE001 - the rehearsal of a call must not fail it
+            self.warn(error)
+
+    @functools.cached_property
+    def _as_durable(self) -> Registered:
+        return Registered(task_options(self.name, {}), inspect.signature(self.run), self.run)
+
+    def warn(self, error: Exception) -> None:
+        """Warn of a call that would be refused with this error."""
+        kind = type(error).__name__
+        warn_caller(f"Refused if {self.name} were a durable task: {kind}: {error}", UserWarning)
+
+
+def _rehearsed(name: str) -> RehearsedTask | None:
+    # An app that is not finalized has created no task yet.
+    task = current_app.tasks.get(name) if current_app.finalized else None
+    return task if isinstance(task, RehearsedTask) else None
+
+
 # Checks canvases and calls by name before Celery publishes anything.
 #
 # Celery calls the later parts of a canvas in a worker, after the earlier parts have run. A durable
@@ -369,6 +426,9 @@ def _by_name(original: Any) -> Any:
         options.update(zip(positions, more, strict=False))
         if registry.find(name) is not None:
             return of(name).apply_async(args, kwargs, **options)
+        rehearsed = None if "task_type" in options else _rehearsed(name)
+        if rehearsed is not None:
+            rehearsed.rehearse(args, kwargs, options)
         if name in _MAPS and kwargs:
             check({"task": name, "kwargs": kwargs})
         check_callbacks(options)
@@ -378,7 +438,8 @@ def _by_name(original: Any) -> Any:
 
 
 def check(canvas: Any, options: Mapping[str, Any] | None = None, body: Any = None) -> None:
-    """Raise InvalidOption if a durable task in this canvas could not run once Celery gets to it.
+    """Raise InvalidOption if a durable task in this canvas could not run once Celery gets to it,
+    and warn if it is a RehearsedTask.
 
     ``options`` are those of the call, and ``body`` is the body that a chord is called with.
     """
@@ -432,11 +493,15 @@ def _check_chain(canvas: Any, options: Mapping[str, Any]) -> None:
     check_callbacks(options)
 
 
-def _refuse(place: str, name: str, remedy: str) -> NoReturn:
-    raise InvalidOption(
+def _refuse(place: str, name: str, remedy: str) -> None:
+    error = InvalidOption(
         f"{place} cannot contain the durable task {name!r}: Celery sends it without its row, so it"
         f" would be lost. Instead, {remedy.format(name=name.rpartition('.')[2])}."
     )
+    rehearsed = _rehearsed(name)
+    if rehearsed is None:
+        raise error
+    rehearsed.warn(error)
 
 
 def _parts(canvas: Any) -> Iterator[Any]:
@@ -462,10 +527,12 @@ def _steps(chain: Any) -> Iterator[Any]:
 
 
 def _names(canvas: Any) -> Iterator[str]:
-    """Return the names of the durable tasks that are parts of a canvas, without its callbacks."""
+    """Return the names of the durable and the rehearsed tasks that are parts of a canvas, without
+    its callbacks.
+    """
     if canvas["task"] in _COMPOSITES:
         yield from _all_names(_parts(canvas))
-    elif registry.find(canvas["task"]) is not None:
+    elif registry.find(canvas["task"]) is not None or _rehearsed(canvas["task"]) is not None:
         yield canvas["task"]
 
 

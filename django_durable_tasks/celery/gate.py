@@ -291,7 +291,10 @@ def open_run(task: Any, envelope: Envelope) -> LiveRun:
     lease = options.lease or conf.settings().LEASE
     taken = getattr(task.request, RUN_HEADER, None)
     if isinstance(taken, TakenRun):
-        live = _live(taken.run, options, lease, worker_node.place(lease).worker, eager=False)
+        # The run began when the parent process took the task; its function begins only now.
+        waited = timedelta(seconds=max(0.0, time.monotonic() - taken.at))
+        run = taken.run._replace(started_at=taken.run.started_at + waited)
+        live = _live(run, options, lease, worker_node.place(lease).worker, eager=False)
         live.cancel_requested = _is_cancelled(taken, lease)
         return live
     eager = bool(task.request.is_eager)

@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, NoReturn, Protocol
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldDoesNotExist
 from django.db import InterfaceError, OperationalError, router, transaction
 from django.db.models import Field, Q, QuerySet
@@ -60,6 +61,7 @@ _COUNTED_MAX = 100_000
 # Seconds between two looks for a shutdown while a throttle waits.
 _LOOK_EVERY = 0.2
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_END = object()
 _idle = threading.Event()
 """Never set: waiting for it is a pause."""
 
@@ -174,15 +176,22 @@ class Position:
         atomic: bool,
         total: int | None,
     ) -> Iteration:
-        entry = self._begin(name) or {}
+        loop = Iteration(self, name, source, batch=batch, rate=rate, atomic=atomic, total=total)
+        if not _is_in_event_loop():  # there the first item is awaited
+            loop.begin()
+        return loop
+
+    def begin(self, loop: Iteration) -> dict[str, Any]:
+        """Begin a loop, and return its entry, which is empty if it has none."""
+        entry = self._begin(loop.name) or {}
         if "result" in entry:
-            raise self._refused(name, "this step was a function when an earlier attempt ran it.")
+            raise self._refused(
+                loop.name, "this step was a function when an earlier attempt ran it."
+            )
         if not entry.get("ended"):
             self.stop(self.stop_reason())
-        if not entry:
-            entry = {"done": 0, "total": source.total() if total is None else total}
-        self._loop = Iteration(self, name, source, entry, batch=batch, rate=rate, atomic=atomic)
-        return self._loop
+        self._loop = loop
+        return entry
 
     # What the gate calls when the function has ended.
 
@@ -215,13 +224,11 @@ class Position:
         """Return the entry of a step that this attempt begins, None if it has none."""
         if not isinstance(name, str) or not name or len(name) > _NAME_MAX:
             raise InvalidOption.of("step", name, f"give a name of 1 to {_NAME_MAX} characters.")
-        with suppress(RuntimeError):  # no event loop runs in this thread
-            asyncio.get_running_loop()
+        if _is_in_event_loop():
             raise self._refused(
                 name,
-                "it would block the event loop with its queries: write `await"
-                " sync_to_async(self.durable.step)(...)`, or put the loop into a function that"
-                " sync_to_async calls.",
+                "it would block the event loop with its queries: write `async for` instead of"
+                " `for`, and `await sync_to_async(self.durable.step)(...)`.",
             )
         if name in self._names:
             raise self._refused(
@@ -378,6 +385,10 @@ class Position:
             pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
 
 
+def _is_in_event_loop() -> bool:
+    return asyncio._get_running_loop() is not None
+
+
 def _in_transaction(name: str, execute: Callable[[], bool]) -> bool:
     try:
         return execute()
@@ -392,42 +403,68 @@ def _in_transaction(name: str, execute: Callable[[], bool]) -> bool:
 
 
 class Iteration(Iterator[Any]):
-    """The items of a step that are left, for one ``for`` loop."""
+    """The items of a step that are left, for one ``for`` or ``async for`` loop."""
 
     def __init__(
         self,
         position: Position,
         name: str,
         source: _Source,
-        entry: Mapping[str, Any],
         *,
         batch: int,
         rate: Rate | None,
         atomic: bool,
+        total: int | None,
     ) -> None:
         self.name, self._position, self._source = name, position, source
         self._rate, self._atomic = rate, atomic
         # With a throttle, the pause after a batch is about a second or that of one item.
         self._size = batch if rate is None else min(batch, max(1, int(rate.per_second)))
-        self._done, self._after = int(entry["done"]), entry.get("after")
-        self._total = entry.get("total")
+        self._done, self._after, self._total = 0, None, total
+        self._has_begun = False
         self._buffer = deque[tuple[Any, Any]]()
         self._current: tuple[Any] | None = None
         """The key of the item whose block runs."""
         self._unrecorded, self._recorded_at = 0, time.monotonic()
         self._batch_began, self._batch_items = self._recorded_at, 0
-        self._has_read_all, self._is_over = False, bool(entry.get("ended"))
+        self._has_read_all, self._is_over = False, False
         self._stops = False
         self._transaction: transaction.Atomic | None = None
+
+    def begin(self) -> None:
+        """Read where earlier attempts have stopped."""
+        entry = self._position.begin(self)
+        self._has_begun = True
+        if entry:
+            self._done, self._after = int(entry["done"]), entry.get("after")
+            self._total, self._is_over = entry.get("total"), bool(entry.get("ended"))
+        elif self._total is None:
+            self._total = self._source.total()
+        self._recorded_at = time.monotonic()
         if self._done and not self._is_over:
-            position.report(self._done, self._total, name)
+            self._position.report(self._done, self._total, self.name)
 
     def __iter__(self) -> Iteration:
         """Return this iterator, also for the rest of the items."""
         return self
 
+    def __aiter__(self) -> Iteration:
+        """Return this iterator, for a coroutine."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Do what ``__next__`` does in the thread of the run, whose transaction and connection the
+        coroutine uses too.
+        """
+        item = await sync_to_async(lambda: next(self, _END))()
+        if item is _END:
+            raise StopAsyncIteration
+        return item
+
     def __next__(self) -> Any:
         """Finish the item before, and return the next one."""
+        if not self._has_begun:
+            self.begin()
         if not self._is_over and not self._position.is_open(self):
             raise InvalidOption.of(
                 "step", self.name, "another step has begun: end this loop first."

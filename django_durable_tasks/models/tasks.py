@@ -279,7 +279,7 @@ class TaskQuerySet(TenantQuerySet["Task"]):
 
 
 if TYPE_CHECKING:
-    _TaskManager = ManagerOf["Task", Any]
+    _TaskManager = ManagerOf["Task", TaskQuerySet]
 else:
     _TaskManager = models.Manager.from_queryset(TaskQuerySet)
 

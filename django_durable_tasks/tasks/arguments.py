@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
@@ -75,75 +77,105 @@ def encode(
     *,
     max_bytes: int,
     max_depth: int,
-    annotated: bool = False,
+    signature: inspect.Signature | None = None,
 ) -> Payload:
     """Return the arguments as JSON; raises UnserializableArguments or PayloadTooLarge.
 
-    ``annotated``: annotations of parameters convert arguments, which the errors mention.
+    ``signature``: of the function, whose parameters the errors name and whose annotations convert
+    arguments.
     """
     plain = None if kwargs else _plain_array(args)
     if plain is None:
-        room = _Room(max_bytes)
+        room, annotated = _Room(max_bytes), signature is not None
         try:
-            for index, value in enumerate(args):
-                _inspect(value, f"argument {index + 1}", max_depth, room)
+            # ``_unfit`` names the arguments. Most calls need no names.
+            for value in args:
+                _inspect(value, "", max_depth, room)
             for key, value in kwargs.items():
-                _inspect_text(key, f"the name of argument {key!r}", room)
-                _inspect(value, f"argument {key!r}", max_depth, room)
+                _inspect_text(key, "", room)
+                _inspect(value, "", max_depth, room)
             plain = _dumps(list(args))
             payload = Payload(plain, _dumps(dict(kwargs)) if kwargs else "{}")
         except _TooLong:
-            raise _too_large(name, f"more than {max_bytes:,}", max_bytes) from None
+            first = _first_beyond(_labelled(args, kwargs, signature), max_depth, max_bytes)
+            text = f"more than {max_bytes:,} bytes of JSON with {first}"
+            raise _too_large(name, text, max_bytes) from None
         except Exception as error:  # noqa: BLE001 - a value's own code may raise anything
             # All of them at once: a caller would otherwise meet one after the other.
-            unfit = _unfit(args, kwargs, max_depth, _Room(max_bytes)) or [error]
-            reasons = [_reason(name, "an argument", cause, annotated=annotated) for cause in unfit]
-            reasons[1:] = [reason.removeprefix(f"{name}: ") for reason in reasons[1:]]
-            raise UnserializableArguments(" ".join(reasons)) from None
+            reasons = _unfit(_labelled(args, kwargs, signature), max_depth, max_bytes, annotated)
+            reasons = reasons or [_reason("an argument", error, annotated)]
+            raise UnserializableArguments(f"{name}: {' '.join(reasons)}") from None
     else:
         payload = Payload(plain, "{}")
     size = len(payload.args) + len(payload.kwargs)
     if size > max_bytes:
-        raise _too_large(name, f"{size:,}", max_bytes)
+        sizes = {label: len(_dumps(value)) for label, value in _labelled(args, kwargs, signature)}
+        largest = max(sizes, key=sizes.__getitem__)
+        text = f"{size:,} bytes of JSON, {sizes[largest]:,} of them {largest}"
+        raise _too_large(name, text, max_bytes)
     return payload
 
 
+def _labelled(
+    args: Sequence[Any], kwargs: Mapping[str, Any], signature: inspect.Signature | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of arguments, with what errors call them: by the parameters."""
+    names, rest = list[str](), ""
+    for parameter in signature.parameters.values() if signature is not None else ():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(repr(parameter.name))
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            rest = f" (*{parameter.name})"
+    for index, value in enumerate(args):
+        yield f"argument {names[index] if index < len(names) else f'{index + 1}{rest}'}", value
+    for key, value in kwargs.items():
+        yield f"the name of argument {key!r}", key
+        yield f"argument {key!r}", value
+
+
 def _unfit(
-    args: Sequence[Any], kwargs: Mapping[str, Any], depth: int, room: _Room
-) -> list[Exception]:
+    labelled: Iterable[tuple[str, Any]], depth: int, max_bytes: int, annotated: bool
+) -> list[str]:
     """Return why arguments are not JSON, one reason each, at most _SHOWN."""
-    reasons = list[Exception]()
-    values = [(f"argument {index + 1}", value) for index, value in enumerate(args)]
-    values += [(f"argument {key!r}", value) for key, value in kwargs.items()]
-    for where, value in values:
+    reasons, room = list[str](), _Room(max_bytes)
+    for label, value in labelled:
         try:
-            _inspect(value, where, depth, room)
-        except _Unfit as reason:
-            reasons.append(reason)
-        except Exception:  # noqa: BLE001 - a value's own code may raise anything
+            _inspect(value, label, depth, room)
+        except _TooLong:
             break
+        except Exception as error:  # noqa: BLE001 - a value's own code may raise anything
+            reasons.append(_reason(label, error, annotated))
         if len(reasons) == _SHOWN:
             break
     return reasons
 
 
+def _first_beyond(labelled: Iterable[tuple[str, Any]], depth: int, max_bytes: int) -> str:
+    """Return the argument with which the arguments become too long to encode."""
+    label, room = "", _Room(max_bytes)
+    with suppress(_TooLong):
+        for label, value in labelled:
+            _inspect(value, label, depth, room)
+    return label
+
+
 def _too_large(name: str, size: str, max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"{name}: the arguments are {size} bytes of JSON, at most {max_bytes:,} are allowed"
+        f"{name}: the arguments are {size}, at most {max_bytes:,} are allowed"
         " (DURABLE_TASKS['PAYLOAD_MAX_BYTES']). Store the data in a model and pass its primary"
         " key."
     )
 
 
-def _reason(name: str, what: str, error: Exception, *, annotated: bool = False) -> str:
+def _reason(what: str, error: Exception, annotated: bool = False) -> str:
     if isinstance(error, _Unfit):
         annotation = error.annotation if annotated else ""
         if annotation and error.advice:
-            return f"{name}: {error} {error.advice}, or annotate the parameter with {annotation}."
+            return f"{error} {error.advice}, or annotate the parameter with {annotation}."
         if annotation:
-            return f"{name}: {error} Annotate the parameter with {annotation}."
-        return f"{name}: {error} {error.advice}.".removesuffix(" .")
-    return f"{name}: {what} cannot be read: its code raised {type(error).__name__}."
+            return f"{error} Annotate the parameter with {annotation}."
+        return f"{error} {error.advice}.".removesuffix(" .")
+    return f"{what} cannot be read: its code raised {type(error).__name__}."
 
 
 def encode_result(name: str, value: Any, *, max_bytes: int, max_depth: int) -> str | None:
@@ -158,7 +190,7 @@ def encode_result(name: str, value: Any, *, max_bytes: int, max_depth: int) -> s
             f"{name}: the result is more than {max_bytes:,} bytes of JSON, which are allowed."
         ) from None
     except Exception as error:  # noqa: BLE001 - a value's own code may raise anything
-        raise UnserializableResult(_reason(name, "the result", error)) from None
+        raise UnserializableResult(f"{name}: {_reason('the result', error)}") from None
     if len(text) > max_bytes:
         raise ResultTooLarge(
             f"{name}: the result is {len(text):,} bytes of JSON, at most {max_bytes:,} are allowed."
@@ -274,9 +306,9 @@ _ADVICE: tuple[tuple[str, str, str], ...] = (
     ("datetime.timedelta", "Pass {}.total_seconds()", "timedelta"),
     ("builtins.set", "Pass list({})", "set"),
     ("builtins.frozenset", "Pass list({})", "frozenset"),
-    ("builtins.bytes", "Pass base64.b64encode({}).decode()", ""),
-    ("builtins.bytearray", "Pass base64.b64encode({}).decode()", ""),
-    ("builtins.memoryview", "Pass base64.b64encode({}).decode()", ""),
+    ("builtins.bytes", "Pass base64.b64encode({}).decode()", "bytes"),
+    ("builtins.bytearray", "Pass bytes({}) and annotate the parameter with bytes", ""),
+    ("builtins.memoryview", "Pass bytes({}) and annotate the parameter with bytes", ""),
     ("builtins.complex", "Pass [{0}.real, {0}.imag]", ""),
 )
 

@@ -190,7 +190,12 @@ class TaskTemplate:
         task, shared, key = self._task.options, self._fixed, None
         name = task.name
         payload = encode(
-            name, args, stored, max_bytes=self._bytes, max_depth=self._depth, annotated=True
+            name,
+            args,
+            stored,
+            max_bytes=self._bytes,
+            max_depth=self._depth,
+            signature=self._task.signature,
         )
         if self._has_limit_key:
             key = limit_key(Call(self._task, args, kwargs, self._options))

@@ -202,7 +202,14 @@ def _arguments_columns(
         args, kwargs = list(converted), stored
     call = Call(task, tuple(args), kwargs, CallOptions(tenant=row.tenant_id))
     max_bytes = conf.settings().PAYLOAD_MAX_BYTES
-    payload = encode(row.name, args, stored, max_bytes=max_bytes, max_depth=JSON_MAX_DEPTH)
+    payload = encode(
+        row.name,
+        args,
+        stored,
+        max_bytes=max_bytes,
+        max_depth=JSON_MAX_DEPTH,
+        signature=task.signature,
+    )
     columns = {
         "args": json.loads(payload.args),
         "kwargs": json.loads(payload.kwargs),

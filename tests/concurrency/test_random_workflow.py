@@ -136,8 +136,8 @@ def _operate(dice: random.Random, crew: _Crew) -> None:
 
 
 def _release_all() -> None:
-    for row in TaskDependency.objects.gates().unresolved():
-        edit.open_gate(row.task_id, str(row.gate), by="bob")
+    for edge in TaskDependency.objects.gates().unresolved():
+        edit.open_gate(edge.task_id, str(edge.gate), by="bob")
     for row in Task.objects.filter(status__in=REPLAYABLE):
         try:
             operator_actions.replay(Task.objects.filter(pk=row.pk), by="bob")

@@ -52,8 +52,8 @@ def _without_the_guard_of_positions() -> None:
     write = attempts.write_position
 
     def unguarded(run: Any, position: str, progress: str | None) -> bool:
-        row = Task.objects.filter(pk=run.task_id).values("epoch", "run_id").first() or {}
-        return write(run._replace(**row), position, progress)
+        rows = Task.objects.filter(pk=run.task_id).values("epoch", "run_id")
+        return write(run._replace(**dict(rows.first() or {})), position, progress)
 
     attempts.write_position = unguarded
 

@@ -82,7 +82,8 @@ def all_ended(within: float = 90) -> None:
     left = list[dict[str, Any]]()
 
     def nothing_left() -> bool:
-        left[:] = Task.objects.exclude(status__in=ENDED).order_by("pk").values()[:5]
+        rows = Task.objects.exclude(status__in=ENDED).order_by("pk").values()
+        left[:] = [dict(row) for row in rows[:5]]
         return not left
 
     try:

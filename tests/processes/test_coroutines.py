@@ -63,6 +63,12 @@ def test_values_errors_and_limits(cluster: Cluster, pool: str) -> None:
     assert found[4].last_error.startswith("SoftTimeLimitExceeded")
     hard = "TimeLimitExceeded" if pool == "prefork" else "RunOutOfTime"
     assert found[6].last_error.startswith(hard)
+    # On prefork sys.exit() ends a process of the pool. On solo it ends the worker.
+    left = ended(coroutines.leave.using(max_crashes=2).schedule())
+    crashed = ("CRASHED", ["LOST", "LOST"])
+    assert (left.reason, logged(left)) == (
+        crashed if pool == "prefork" else ("EXHAUSTED", ["FAILED"])
+    )
 
 
 def test_a_pool_of_greenlets_refuses_coroutines(cluster: Cluster) -> None:

@@ -63,6 +63,31 @@ def test_a_deploy_interrupts_a_long_loop_and_the_next_worker_continues(
     assert Group.objects.count() == 2 + ITEMS  # each item once
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_deploy_interrupts_an_async_loop_and_the_next_worker_continues(
+    cluster: Cluster, items: None, tmp_path: Path, atomic: bool, pool: str
+) -> None:
+    worker = cluster.worker(slots=1, pool=pool)
+    cluster.scheduler()
+    cluster.ready()
+    task = stepping.import_items_in_a_coroutine.schedule(atomic, str(tmp_path))
+    until(lambda: Group.objects.count() > 20, within=60, message="the second batch")
+
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(STOPPING) == 0
+    found = row(task)
+    done = found.position["items"]["done"]
+    assert (found.failures, found.crashes, logged(task)) == (0, 0, ["RETRY"])
+    assert (10 <= done < ITEMS // 2, Group.objects.count()) == (True, done)
+
+    (tmp_path / "hurry").touch()
+    cluster.worker(slots=1, pool=pool)
+    found = ended(task, within=120)
+    assert (found.status, found.attempts, found.result) == ("SUCCESS", 2, "after")
+    assert Group.objects.count() == ITEMS  # each item once
+
+
 def test_a_shutdown_by_remote_control_interrupts_a_loop_too(
     cluster: Cluster, items: None, tmp_path: Path
 ) -> None:

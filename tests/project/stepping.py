@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group, User
 
 from django_durable_tasks import durable_task
@@ -47,3 +50,17 @@ def import_items(self: Any, label: str, batch: int, atomic: bool, folder: str) -
     for user in self.durable.iterate(users, step="items", batch=batch, atomic=atomic):
         _work_on(Path(folder), f"{label} item", user)
     return str(self.durable.step("after", step, "after", atomic=True))
+
+
+@durable_task(**OPTIONS)
+async def import_items_in_a_coroutine(self: Any, atomic: bool, folder: str) -> str:
+    """Create a group for each user."""
+    async for user in self.durable.iterate(
+        User.objects.all(), step="items", batch=10, atomic=atomic
+    ):
+        await Group.objects.acreate(name=f"item {user.pk} {uuid.uuid4()}")
+        if not (Path(folder) / "hurry").exists():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), PAUSE)
+    after: str = await sync_to_async(self.durable.step)("after", lambda: "after")
+    return after

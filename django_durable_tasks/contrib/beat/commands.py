@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from django_durable_tasks import conf, registry
+from django_durable_tasks.audit import ENCRYPTED
 from django_durable_tasks.celery import inspect
 from django_durable_tasks.celery.prepared_messages import queue_at
+from django_durable_tasks.choices import RecurringStatus
 from django_durable_tasks.command import subcommand as cli
 from django_durable_tasks.command.schedules import load_declarations
 from django_durable_tasks.contrib.beat import compare, periodic_tasks
 from django_durable_tasks.contrib.beat.compare import Shadow
 from django_durable_tasks.exceptions import DurableTasksError
 from django_durable_tasks.models import RecurringTask
+from django_durable_tasks.models.fields import undecrypted
 from django_durable_tasks.registry import PLAIN_CELERY_TASK
 from django_durable_tasks.schedules.options import columns
 from django_durable_tasks.schedules.schedule_cache import agenda_from
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.texts import counted
 
-IMPORT, LISTED, OURS, OVER, REFUSE = "IMPORT", "NOT_DURABLE", "OURS", "OVER", "REFUSE"
+IMPORT, CHANGE, RESUME, SAME = "IMPORT", "CHANGE", "RESUME", "SAME"
+LISTED, OURS, OVER, REFUSE = "NOT_DURABLE", "OURS", "OVER", "REFUSE"
+_WRITTEN = (IMPORT, CHANGE, RESUME, SAME)
+"""What an import does with a row of beat: create the schedule, change it, end its pause, or find it
+as it is.
+"""
 _IMPORT_COLUMNS = ("name", "task", "act", "begins", "next_here", "next_in_beat")
 
 
@@ -39,6 +48,7 @@ class BeatImportRow:
     carried: bool = False
     begins: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     here: list[datetime] = field(default_factory=list)
     beat: list[datetime] | None = field(default_factory=list)
     differences: tuple[str, ...] = ()
@@ -124,19 +134,19 @@ def import_beat(options: cli.Options, out: cli.Output) -> int:
         declared = [
             (row.name, PLAIN_CELERY_TASK if row.carried else row.task, row.options)
             for row in rows
-            if row.act == IMPORT
+            if row.act in _WRITTEN
         ]
         shown = {name: {"task": task, **cli.hidden(keywords)} for name, task, keywords in declared}
         out.emit(shown, periodic_tasks.as_settings(declared))
         for row in rows:
-            if row.act != IMPORT:
+            if row.act not in _WRITTEN:
                 out.note(f"{row.name}: {row.act}: {row.reason}")
             for difference in row.differences:
                 out.note(f"{row.name}: {difference}")
         return cli.REFUSED if any(row.act == REFUSE for row in rows) else cli.OK
     if not options["dry_run"]:
         for row in rows:
-            if row.act == IMPORT:
+            if row.act in _WRITTEN:
                 values = {
                     "task": PLAIN_CELERY_TASK if row.carried else row.task,
                     "options": row.options,
@@ -151,16 +161,32 @@ def import_beat(options: cli.Options, out: cli.Output) -> int:
                     row.act, row.reason = REFUSE, str(refused)
                 else:
                     row.begins = schedule.status_reason or str(schedule.status)
-    data = [{**dataclasses.asdict(row), "options": cli.hidden(row.options)} for row in rows]
+    data = [
+        {
+            **dataclasses.asdict(row),
+            "options": cli.hidden(row.options),
+            "changes": cli.hidden(row.changes),
+        }
+        for row in rows
+    ]
     listed, lines = [], []
     for row in rows:
         beat = "unknown" if row.beat is None else next(iter(row.beat), None)
         next_runs = {"next_here": next(iter(row.here), None), "next_in_beat": beat}
         listed.append({**dataclasses.asdict(row), **next_runs})
-        if row.reason or row.differences:
+        if row.reason or row.changes or row.differences:
             lines.append(f"\n{row.name}")
         if row.reason:
             lines.append(f"  {row.act}: {row.reason}")
+        lines += [
+            f"  {CHANGE}: {column}: {old!r} -> {new!r}"
+            for column, (old, new) in cli.hidden(row.changes).items()
+        ]
+        if of_settings and "timetable" in row.changes:
+            lines.append(
+                "  If this time is computed when the settings are imported, every import changes"
+                " it: write a fixed time, as --print does."
+            )
         if row.differences:
             theirs = "unknown" if row.beat is None else ", ".join(map(cli.cell, row.beat))
             lines += [f"  {difference}" for difference in row.differences]
@@ -168,15 +194,19 @@ def import_beat(options: cli.Options, out: cli.Output) -> int:
             lines.append(f"  next in beat: {theirs}")
     text = cli.table(_IMPORT_COLUMNS, listed, "beat has no periodic tasks")
     out.emit(data, "\n".join([text, *lines]))
+    gone = [] if names else periodic_tasks.fires_without({row.name for row in rows})
+    if gone:
+        number = counted(len(gone), "imported schedule is", "imported schedules are")
+        out.note(f"{number} not in beat any more, and active here: {', '.join(gone)}.")
     not_durable = sorted(
-        {row.task for row in rows if row.carried and row.act in (IMPORT, LISTED)}
+        {row.task for row in rows if row.carried and row.act in (*_WRITTEN, LISTED)}
         - set(conf.settings().PLAIN_CELERY_TASKS)
     )
     if not_durable:
         allowed = sorted({*conf.settings().PLAIN_CELERY_TASKS, *not_durable})
         out.note("These Celery tasks are not durable tasks. To allow that they are sent:")
         out.note(f"DURABLE_TASKS['PLAIN_CELERY_TASKS'] = {allowed!r}")
-    active = [row for row in rows if row.act == IMPORT and row.begins == "ACTIVE"]
+    active = [row for row in rows if row.act in _WRITTEN and row.begins == "ACTIVE"]
     if active and not options["disable_in_beat"]:
         remedy = (
             "remove them from the settings"
@@ -237,7 +267,28 @@ def _judged(
     elif not durable and not options["carry"]:
         result.act = LISTED
         result.reason = "its task is no durable task; decorate it, or import it with --carry"
+    elif before is not None:
+        _compare_with_row(result, before, columns(row.name, keywords))
     return result
+
+
+def _compare_with_row(
+    result: BeatImportRow, before: RecurringTask, values: Mapping[str, Any]
+) -> None:
+    """Set what another import does with the row of an earlier one."""
+    values = {**values, "task": PLAIN_CELERY_TASK if result.carried else result.task}
+    for column, value in values.items():
+        if undecrypted(before, column) != value:
+            is_secret = before.encryption_key is not None and column in ("args", "kwargs")
+            old, new = getattr(before, column), value
+            result.changes[column] = (ENCRYPTED, ENCRYPTED) if is_secret else (old, new)
+    is_held = before.status == RecurringStatus.PAUSED and before.status_reason in (
+        periodic_tasks.HOLDS
+    )
+    resumes = is_held and result.begins == "ACTIVE"
+    if not resumes:
+        result.begins = before.status_reason or str(before.status)
+    result.act = CHANGE if result.changes else RESUME if resumes else SAME
 
 
 # ``durable shadow``: compares the fires that this package would have created with those of

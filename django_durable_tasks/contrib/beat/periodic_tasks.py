@@ -534,6 +534,13 @@ def known(name: str) -> RecurringTask | None:
     return row
 
 
+def fires_without(names: Collection[str]) -> list[str]:
+    """Return the names of the imported schedules that are active and have none of these names."""
+    rows = schedule_cache.recurring().for_tenant(DEFAULT_TENANT_ID).filter(source=BEAT)
+    active = rows.filter(status=RecurringStatus.ACTIVE).values_list("name", flat=True)
+    return sorted(set(active) - set(names))
+
+
 @operation(
     Target.INSTALLATION,
     name="import_beat",

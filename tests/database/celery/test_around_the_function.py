@@ -286,10 +286,11 @@ def test_every_call_of_one_task_goes_through_an_overridden_apply_async() -> None
     rows = {row.args[0] if row.args else 1: row for row in Task.objects.filter(name=merging.name)}
     assert sorted(rows) == list(range(7))
     assert len(calls) == 7
-    assert {row.options["headers"]["schema"] for row in rows.values()} == {"acme"}
+    assert {(row.options or {})["headers"]["schema"] for row in rows.values()} == {"acme"}
     for number in (2, 3, 4):
         row = rows[number]
         assert (row.max_attempts, row.priority, row.weight) == (7, 3, 2)
+        assert row.options
         assert row.options["headers"] == {"by": "admin", "schema": "acme"}
     assert rows[2].key == "two"
     assert calls[2] == ("apply_async", (2,), {}, ["durable_options", "headers", "priority"])

@@ -167,7 +167,8 @@ def test_annotated_arguments_are_accepted() -> None:
         (timedelta(1), "Pass value.total_seconds(), or annotate the parameter with timedelta."),
         ({1: "a"}, "Pass {str(key): item for key, item in value.items()}."),
         (range(3), "Pass list(value)."),
-        (b"x", "Pass base64.b64encode(value).decode()."),
+        (b"x", "Pass base64.b64encode(value).decode(), or annotate the parameter with bytes."),
+        (bytearray(b"x"), "Pass bytes(value) and annotate the parameter with bytes."),
         (get_user_model().objects.all(), "list(value.values_list('pk', flat=True))."),
     ],
     ids=lambda case: type(case).__name__,
@@ -287,7 +288,7 @@ def test_a_canvas_becomes_a_workflow_with_its_headers(pattern: str) -> None:
     assert WorkflowRun.objects.get(pk=run.pk).total >= 2
     rows = Task.objects.filter(name=consume.name)
     if pattern != "links":
-        assert {row.options["headers"]["source"] for row in rows} == {"web_ui"}
+        assert {(row.options or {})["headers"]["source"] for row in rows} == {"web_ui"}
 
 
 def test_a_result_is_read_by_the_id_of_the_call() -> None:

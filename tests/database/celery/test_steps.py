@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,6 +48,12 @@ def atomically(self: Any) -> Any:
 def batched(self: Any) -> Any:
     """Run it in a batch."""
     return _scripts[-1](self)
+
+
+@durable_task(bind=True, name="tests.steps.coroutine", max_attempts=9)
+async def coroutine(self: Any) -> Any:
+    """Await what the test has appended last."""
+    return await _scripts[-1](self)
 
 
 @pytest.fixture(autouse=True)
@@ -549,6 +556,124 @@ def test_a_shutdown_interrupts_a_loop_of_a_task_in_a_batch() -> None:
     process_runs.stop()
     row = run_task(batched)
     assert (row.status, row.failures, row.crashes, done_of(row)) == ("PENDING", 0, 0, 1)
+
+
+# ``async for``.
+
+
+def _copying(number: int, **options: Any) -> Script:
+    """Copy each group, and fail in the block of the item after this many."""
+
+    async def body(self: Any) -> str:
+        rows = Group.objects.filter(name__startswith="group")
+        async for group in self.durable.iterate(rows, step="groups", **options):
+            await Group.objects.acreate(name=f"copy of {group.name}")
+            stop_after(number)
+            seen.append(group.name)
+        return "done"
+
+    return body
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_the_next_attempt_of_a_coroutine_continues_too(atomic: bool) -> None:
+    groups(10)
+    row = attempt(new(coroutine), _copying(6, batch=4, atomic=atomic))
+    assert (row.status, done_of(row)) == ("PENDING", 4 if atomic else 6)
+    copies = Group.objects.filter(name__startswith="copy")
+    # The item that failed had its effect. With ``atomic`` its batch was rolled back.
+    assert copies.count() == (4 if atomic else 7)
+    copies.filter(name="copy of group 0006").delete()
+    row = attempt(row, _copying(-1, batch=4, atomic=atomic))
+    assert (row.status, row.result, copies.count()) == ("SUCCESS", "done", 10)
+    assert row.progress == {"done": 10, "total": 10, "note": "groups"}
+    assert len(seen) == 6 + (6 if atomic else 4)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_shutdown_interrupts_a_coroutine_after_the_item(atomic: bool) -> None:
+    groups(5)
+
+    async def body(self: Any) -> None:
+        async for group in self.durable.iterate(Group.objects.all(), step="groups", atomic=atomic):
+            seen.append(group.name)
+            if len(seen) == 2:
+                process_runs.stop()
+
+    row = attempt(new(coroutine), body)
+    assert (row.status, row.failures, len(seen), done_of(row)) == ("PENDING", 0, 2, 2)
+    assert last_log(row).error_message.startswith("RunInterrupted")
+    process_runs.share_last_start()
+    row = attempt(row, body)
+    assert (row.status, seen) == ("SUCCESS", [f"group {place:04}" for place in range(5)])
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_coroutine_that_is_cancelled_in_an_item_repeats_it(atomic: bool) -> None:
+    groups(3)
+
+    async def body(self: Any) -> None:
+        async for group in self.durable.iterate(
+            Group.objects.all(), step="groups", batch=1, atomic=atomic
+        ):
+            await Group.objects.filter(pk=group.pk).aupdate(name=f"{group.name} {len(seen)}")
+            seen.append(group.pk)
+            if len(seen) == 2:
+                await asyncio.Event().wait()
+
+    row = a_task(Status.QUEUED, name=coroutine.name, max_attempts=9, options={"soft_timeout": 0.5})
+    row = attempt(row, body)
+    assert (row.status, done_of(row), len(seen)) == ("PENDING", 1, 2)
+    names = ["group 0000 0", "group 0001" if atomic else "group 0001 1", "group 0002"]
+    assert sorted(Group.objects.values_list("name", flat=True)) == names
+    row = attempt(row, body)
+    assert (row.status, len(seen), len(set(seen))) == ("SUCCESS", 4, 3)
+
+
+def test_a_coroutine_is_cancelled_while_a_throttle_waits() -> None:
+    groups(2)
+
+    async def body(self: Any) -> None:
+        rows = self.durable.iterate(Group.objects.all(), step="groups", throttle="1/m")
+        seen.extend([group.pk async for group in rows])
+
+    row = a_task(Status.QUEUED, name=coroutine.name, options={"timeout": 0.5})
+    row = attempt(row, body)
+    assert last_log(row).error_message.startswith("RunOutOfTime")
+    assert done_of(row) == 1
+
+
+def test_stop_break_and_a_block_that_runs_once_in_a_coroutine() -> None:
+    groups(6)
+
+    async def body(self: Any) -> None:
+        seen.extend(["once" async for _ in self.durable.step("once")])
+        rows = self.durable.iterate(Group.objects.all(), step="groups", batch=4, atomic=True)
+        async for group in rows:
+            seen.append(group.name[-1])
+            if len(seen) == 4:
+                rows.stop()
+        async for item in self.durable.iterate(["a", "b"], step="items"):
+            seen.append(item)
+            break
+        if self.durable.attempt == 1:
+            raise Stopped
+
+    row = attempt(new(coroutine), body)
+    assert seen == ["once", "0", "1", "2", "a"]
+    assert done_of(row) == 3
+    attempt(row, body)
+    assert seen == ["once", "0", "1", "2", "a", "3", "4", "5", "a"]
+
+
+def test_a_plain_loop_in_a_coroutine_is_refused() -> None:
+    async def body(self: Any) -> None:
+        for _ in self.durable.iterate(Group.objects.all(), step="groups"):
+            pass
+
+    row = attempt(new(coroutine), body)
+    assert "write `async for` instead of `for`" in row.last_error
+    assert row.position is None
 
 
 def test_a_cancelled_task_stops_at_the_next_item() -> None:

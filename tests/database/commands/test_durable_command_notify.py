@@ -31,7 +31,8 @@ def _worker() -> threading.Thread:
     def work() -> None:
         rows = Task.objects.filter(name=NOTIFICATION_TASK)
         try:
-            run(until(rows.first, within=20))
+            until(rows.exists, within=20)
+            run(rows.get())
         finally:
             connection.close()
 

@@ -56,11 +56,8 @@ def fire(now: datetime, limit: int = 100) -> int:
 
 def fire_times(row: RecurringTask) -> list[datetime]:
     """Return the fire times of the tasks of a schedule, in order."""
-    return list(
-        Task.objects.filter(recurring_task=row)
-        .order_by("fire_time")
-        .values_list("fire_time", flat=True)
-    )
+    rows = Task.objects.filter(recurring_task=row).order_by("fire_time")
+    return [task.fire_time for task in rows if task.fire_time]
 
 
 def ledger_of(row: RecurringTask) -> list[tuple[str, datetime, datetime | None, int, str]]:

@@ -169,6 +169,24 @@ def test_a_schedule_declared_again_continues_from_now() -> None:
     assert _acts() == []
 
 
+def test_a_declaration_under_a_condition_is_paused_and_revived_with_it(settings: Any) -> None:
+    """As in the page about leaving beat."""
+
+    def synced(*, is_on: bool) -> list[tuple[str, str]]:
+        settings.DURABLE_TASKS = {"SCHEDULES": {}}
+        if is_on:
+            schedule = {"task": "tests.project.tasks.noop", "interval": 60}
+            settings.DURABLE_TASKS["SCHEDULES"]["nightly"] = schedule
+        return _acts()
+
+    assert synced(is_on=False) == []
+    assert synced(is_on=True) == [("nightly", "CREATE")]
+    assert synced(is_on=False) == [("nightly", "PAUSE")]
+    assert (_row().status, _row().status_reason) == ("PAUSED", "UNDECLARED")
+    assert synced(is_on=True) == [("nightly", "REVIVE")]
+    assert _row().status == "ACTIVE"
+
+
 def test_an_operators_pause_survives_both() -> None:
     _declare()
     _acts()

@@ -100,11 +100,14 @@ def test_a_disabled_row_is_imported_paused() -> None:
 
 def test_another_import_applies_what_beat_changed() -> None:
     of_beat()
-    durable("import-beat")
     assert json_of("import-beat")[0]["act"] == "IMPORT"
     revision = _row().revision
+    [same] = json_of("import-beat")
+    assert (same["act"], same["changes"], _row().revision) == ("SAME", {}, revision)
     PeriodicTask.objects.update(queue="reports")  # type: ignore[attr-defined]
-    durable("import-beat")
+    [dry] = json_of("import-beat", "--dry-run")
+    assert (dry["act"], dry["changes"]) == ("CHANGE", {"queue": ["", "reports"]})
+    assert "CHANGE: queue: '' -> 'reports'" in durable("import-beat").out
     assert (_row().queue, _row().revision) == ("reports", revision + 1)
 
 
@@ -121,7 +124,9 @@ def test_an_operators_pause_survives_an_import() -> None:
     of_beat()
     durable("import-beat")
     _row().pause("deploy")
-    durable("import-beat")
+    [line] = json_of("import-beat", "--dry-run")
+    assert (line["act"], line["begins"]) == ("SAME", "deploy")
+    assert durable("import-beat").code == 0
     assert _state() == ("PAUSED", "deploy")
 
 
@@ -216,6 +221,9 @@ def test_rows_are_compared_first_and_switched_later() -> None:
     durable("import-beat", "--paused", "--disable-in-beat")
     assert _state() == ("PAUSED", "IN_SHADOW")
     assert PeriodicTask.objects.get().enabled  # type: ignore[attr-defined]
+    assert json_of("import-beat", "--paused", "--dry-run")[0]["act"] == "SAME"
+    [line] = json_of("import-beat", "--disable-in-beat", "--dry-run")
+    assert (line["act"], line["begins"]) == ("RESUME", "ACTIVE")
     durable("import-beat", "--disable-in-beat")
     assert _state() == ("ACTIVE", "")
     assert not PeriodicTask.objects.get().enabled  # type: ignore[attr-defined]

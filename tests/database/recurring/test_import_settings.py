@@ -90,6 +90,35 @@ def test_a_second_import_changes_nothing_and_an_interval_keeps_its_start() -> No
     assert {row.status for row in RecurringTask.objects.all()} == {"ACTIVE"}
 
 
+def test_a_time_that_is_computed_at_import_changes_the_row_at_each_import(
+    beat_schedule: dict[str, Any],
+) -> None:
+    for minute, act in ((5, "IMPORT"), (17, "CHANGE"), (17, "SAME")):
+        beat_schedule["sweep"] = {"task": NOOP, "schedule": crontab(minute=minute, hour=3)}
+        dry = durable("import-beat", "--settings", "--only", "sweep", "--dry-run")
+        assert dry.out.splitlines()[-1].strip().startswith("If this time is") is (act == "CHANGE")
+        [line] = json_of("import-beat", "--settings", "--only", "sweep")
+        assert line["act"] == act
+        assert _row("sweep").timetable == [{"cron": f"{minute} 3 * * *"}]
+    beat_schedule["sweep"] = {"task": NOOP, "schedule": crontab(minute=5, hour=3)}
+    out = durable("import-beat", "--settings", "--only", "sweep").out
+    assert "CHANGE: timetable: [{'cron': '17 3 * * *'}] -> [{'cron': '5 3 * * *'}]" in out
+
+
+def test_an_imported_entry_that_vanishes_goes_on_firing_and_is_named(
+    beat_schedule: dict[str, Any],
+) -> None:
+    """The setting of its condition was switched off."""
+    assert "not in beat any more" not in durable("import-beat", "--settings").err
+    del beat_schedule["often"]
+    answer = durable("import-beat", "--settings")
+    assert answer.code == 0
+    assert "1 imported schedule is not in beat any more, and active here: often." in answer.err
+    assert _row("often").status == "ACTIVE"
+    _row("often").pause("condition is off")
+    assert "not in beat any more" not in durable("import-beat", "--settings").err
+
+
 def test_the_printed_text_declares_the_same_schedules() -> None:
     answer = durable("import-beat", "--settings", "--print")
     assert answer.code == 0, answer

@@ -65,14 +65,11 @@ def finish(run: WorkflowRun) -> WorkflowRun:
     return run
 
 
-def due() -> list[datetime | None]:
+def due() -> list[datetime]:
     """Claim due tasks as a scheduler does, and return the fire times to be published."""
     ids = [message.task_id for message in claim_due(QUEUE, database_now(), 10, PLACE.node)]
-    return sorted(
-        Task.objects.filter(pk__in=ids, recurring_task__isnull=False).values_list(
-            "fire_time", flat=True
-        )
-    )
+    rows = Task.objects.filter(pk__in=ids, recurring_task__isnull=False)
+    return sorted(task.fire_time for task in rows if task.fire_time)
 
 
 def outcome(fire_time: datetime) -> tuple[str, str]:

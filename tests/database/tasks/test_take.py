@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_durable_tasks.celery import gate
+from django_durable_tasks.celery.prepared_messages import RUN_HEADER, TakenRun, celery_id_of, parse
 from django_durable_tasks.choices import Status
 from django_durable_tasks.limits import config
 from django_durable_tasks.models import Limit, Tenant
@@ -20,6 +24,7 @@ from django_durable_tasks.task_values import Run
 from django_durable_tasks.tasks import claim
 from tests.database.limits.test_names_without_worker import a_worker
 from tests.factories import QUEUE, a_paused_queue, a_task, many_tasks
+from tests.project.tasks import noop
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -126,3 +131,19 @@ def test_without_limits_a_take_is_one_statement(monkeypatch: pytest.MonkeyPatch)
         with CaptureQueriesContext(connection) as queries:
             taken: Any = claim.take(demands, now, number, uuid.uuid4(), LEASES)
         assert (len(taken), len(queries)) == (number, 1)
+
+
+def test_a_run_begins_when_its_process_receives_it() -> None:
+    """The time between the take and the start of the function is not part of its duration."""
+    task: Any = noop
+    a_task(name=NAME, due=-1)
+    ((message, run),) = _take()
+    assert run is not None
+    taken, envelope = TakenRun(run, time.monotonic() - 0.7), parse(celery_id_of(message))
+    assert envelope is not None
+    task.push_request(**{RUN_HEADER: taken, "id": celery_id_of(message)})
+    try:
+        live = gate.open_run(task, envelope)
+    finally:
+        task.pop_request()
+    assert timedelta(seconds=0.7) <= live.run.started_at - run.started_at < timedelta(seconds=30)

@@ -22,7 +22,11 @@ from django_durable_tasks.audit import masked_arguments
 from django_durable_tasks.celery.task import DurableTask
 from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
-from django_durable_tasks.exceptions import InvalidArguments, UnserializableArguments
+from django_durable_tasks.exceptions import (
+    InvalidArguments,
+    PayloadTooLarge,
+    UnserializableArguments,
+)
 from django_durable_tasks.models import RecurringTask, Task
 from django_durable_tasks.tasks import enqueue
 from tests.celery_settings import celery_configured
@@ -79,6 +83,12 @@ def batched(pk: UUID, tags: set[str]) -> None:
 @durable_task(queue=QUEUE, unique="report:{0}:{kind}", max_concurrency=PerKey(1, key="day:{0}"))
 def keyed(day: date, kind: Kind = Kind.FULL) -> None:
     """Have keys of the arguments."""
+
+
+@durable_task(queue=QUEUE)
+def upload(files: dict[str, bytes], data: bytes | None) -> None:
+    """Take bytes."""
+    seen.append((files, data))
 
 
 # Its limit must not apply to other tests.
@@ -172,6 +182,15 @@ def test_eager_mode_direct_calls_and_apply_use_the_values() -> None:
     typed(*ARGS, **KWARGS)  # type: ignore[arg-type]
     typed.apply(ARGS, KWARGS)  # type: ignore[attr-defined]
     assert [call for call in seen if call[0] != "before_start"] == [EXPECTED] * 3
+
+
+def test_bytes_travel_as_base64() -> None:
+    row = upload.schedule({"a": b"\x00\xff"}, b"")
+    assert (row.args, row.kwargs) == ([{"a": "AP8="}, ""], {})
+    assert run_task(upload, *row.args).status == Status.SUCCESS
+    assert seen == [({"a": b"\x00\xff"}, b"")]
+    with pytest.raises(PayloadTooLarge, match="of them argument 'data'"):
+        upload.schedule({}, b"x" * 49_152)
 
 
 def test_edited_arguments_are_checked_and_used_in_their_json_form() -> None:

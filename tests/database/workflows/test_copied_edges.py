@@ -139,7 +139,7 @@ def test_steps_with_different_options_do_not_share_them() -> None:
     rows = {row.step: row for row in Task.objects.all()}
     for place in range(len(headers)):
         row = rows[f"{place}"]
-        assert (row.priority, row.options["timeout"]) == (place, 10 + place)
+        assert (row.priority, (row.options or {})["timeout"]) == (place, 10 + place)
     assert rows["plain"].priority == 0
     assert not rows["plain"].options
 
@@ -149,7 +149,7 @@ def test_equal_headers_of_different_types_stay_different() -> None:
     for place, number in enumerate((1, True, 1.0)):
         wf.add(noop.using(headers={"number": number}), step=f"{place}")
     wf.start()
-    found = [row.options["headers"]["number"] for row in Task.objects.order_by("step")]
+    found = [(row.options or {})["headers"]["number"] for row in Task.objects.order_by("step")]
     assert [(type(number), number) for number in found] == [(int, 1), (bool, True), (float, 1.0)]
 
 

@@ -71,6 +71,17 @@ def transfer(self: DurableTask, day: str) -> int:
         raise self.retry(exc=error, countdown=10) from error
 
 
+@durable_task(bind=True)
+async def count(self: DurableTask) -> int:
+    """Iterate in a coroutine and in a plain loop."""
+    number = 0
+    async for _ in self.durable.iterate(Task.objects.filter(name="x"), step="tasks"):
+        number += 1
+    for _ in self.durable.iterate([1, 2], step="numbers"):
+        number += 1
+    return number
+
+
 @durable_task(autoretry_for=(OSError,), retry_backoff=True, max_retries=None, ignore_result=True)
 def with_celerys_options(number: int) -> int:
     """Have options of Celery."""
@@ -189,7 +200,12 @@ def operations(at: datetime) -> None:
     """Operate on tasks, schedules and dead letters."""
     assert_type(Task.objects.cancel("report-42", by="me"), int)
     assert_type(Task.objects.reschedule("report-42", at), int)
-    Task.objects.filter(status="FAILED").replay(by="me")
+    failed = Task.objects.filter(status="FAILED")
+    assert_type(failed.replay(by="me"), list[uuid.UUID])
+    assert_type(failed.exclude(queue="mail").order_by("-created_at").first(), Task | None)
+    assert_type(Task.objects.exclude(name="x").cancel(by="me"), int)
+    assert_type(failed.reschedule(at), int)
+    assert_type(list(failed.open()), list[Task])
     DeadLetter.objects.filter(task__name=build.name).replay(by="me")
     schedule = RecurringTask.objects.upsert(
         name="weekly", task=build, cron="0 6 * * 1", args=["x"], timezone="Europe/London"
@@ -249,6 +265,7 @@ def wrong_arguments(at: datetime) -> None:
     build.apply_async(5)  # type: ignore[arg-type]
     build.schedule_many(5)  # type: ignore[arg-type]
     call_later(build, [1])  # type: ignore[arg-type]
+    Task.objects.filter(name="x").replay("me")  # type: ignore[call-arg]
 
 
 async def wrong_arguments_of_coroutines() -> None:
