@@ -639,7 +639,7 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the tasks connected with this one: at most 1,000, at most 100 dependencies away.
 
-        The nearest are first.
+        The nearest are first. At most 10,000 of their dependencies are returned.
         """
         return Response(graph_json(self._graph()))
 
