@@ -193,7 +193,9 @@ class DependencyCycle(DurableTasksError, ValueError):
 
 
 class InvalidDependency(DurableTasksError, ValueError):
-    """The upstream does not exist for this tenant, or the task has already started."""
+    """The upstream does not exist for this tenant, the task has already started, or too many levels
+    of tasks would have to be searched for a cycle.
+    """
 
 
 class IsolationTooStrict(DurableTasksError, RuntimeError):

@@ -16,6 +16,7 @@ from django_durable_tasks.choices import TERMINAL, Gate, Status
 from django_durable_tasks.dependencies import edges, resolve, rules
 from django_durable_tasks.exceptions import DependencyCycle, InvalidDependency, TransitionRefused
 from django_durable_tasks.models import Task, Tenant
+from django_durable_tasks.models.workflows import TaskDependencyQuerySet
 from django_durable_tasks.option_values import chosen
 from django_durable_tasks.ports import TaskMessage
 from django_durable_tasks.states import claims, dependencies, endings
@@ -24,6 +25,9 @@ from django_durable_tasks.store.errors import retry_on_deadlock
 from django_durable_tasks.store.tables import publish_after_commit
 
 _LINKABLE = (Status.BLOCKED, Status.PENDING, Status.QUEUED)
+# Each level costs a statement, while the tenant is locked. A client of the HTTP API decides how
+# long its chains of tasks are.
+_LEVELS_MAX = 1_000
 
 
 def new_edge(
@@ -114,11 +118,11 @@ def link(
         lock_tenant(tenant_id)
         rows = _lock_unstarted(task_id, planned)
         check_upstreams(planned.values(), rows, tenant_id)
-        check_circle([task_id], planned)
-        _waive_unmet(rows[task_id])
-        policy = rows[task_id].on_upstream_failure
         above = edges.edges().above([task_id]).below(planned)
         existing = dict(above.values_list("depends_on", "dependency_type"))
+        check_circle([task_id], planned.keys() - existing.keys())
+        _waive_unmet(rows[task_id])
+        policy = rows[task_id].on_upstream_failure
         for upstream, kind in existing.items():
             if planned[upstream].kind != kind:
                 raise InvalidDependency(
@@ -168,25 +172,63 @@ def check_circle(lows: Iterable[uuid.UUID], planned: Iterable[uuid.UUID]) -> Non
     """Raise DependencyCycle, with the path, if one of the tasks ``lows`` is an upstream of the new
     upstreams.
 
-    Reads one level of upstreams per statement. The caller has locked the tenant.
+    Reads a level of upstreams of the new upstreams and a level of dependents of ``lows`` by turns,
+    one per statement, until one side has no further level. A task without dependents therefore
+    costs two statements. Raises InvalidDependency if both sides have more than ``_LEVELS_MAX``
+    levels together. The caller has locked the tenant.
     """
-    highs = list(planned)
-    above: dict[uuid.UUID, list[uuid.UUID]] = dict.fromkeys(lows, highs)
-    below, frontier = set(above), set(highs)
-    while frontier and not below & frontier:
-        level = edges.edges().above(frontier).filter(depends_on__isnull=False)
-        pairs = list(level.values_list("task", "depends_on"))
-        for task, upstream in pairs:
-            above.setdefault(task, []).append(upstream)
-        reached = {upstream for _, upstream in pairs}
-        frontier = reached & below or reached - set(above)
-    path = rules.cycle_in(above)
-    if path:
+    above, below = [set(planned)], [set(lows)]
+    over, under = set(above[0]), set(below[0])
+    met = over & under
+    while not met and above[-1] and below[-1]:
+        if len(above) + len(below) > _LEVELS_MAX:
+            raise InvalidDependency(
+                "The tasks above and below this dependency are too many levels deep:"
+                f" {_LEVELS_MAX:,} levels were searched for a cycle. Let the task wait for an"
+                " upstream that has fewer levels above it, or create another task."
+            )
+        if len(above) <= len(below):
+            read = edges.edges().above(above[-1]).filter(depends_on__isnull=False)
+            above.append(_others(read, "depends_on") - over)
+            over |= above[-1]
+            met = above[-1] & under
+        else:
+            below.append(_others(edges.edges().below(below[-1]), "task") - under)
+            under |= below[-1]
+            met = below[-1] & over
+    if met:
+        path = _cycle(min(met), above, below)
         labels = {task.pk: task.step or task.name for task in tables.tasks().filter(pk__in=path)}
         raise DependencyCycle(
             "The tasks would wait for each other: "
             + " -> ".join(f"{labels.get(key, '?')} ({key})" for key in path)
         )
+
+
+def _others(read: TaskDependencyQuerySet, end: str) -> set[uuid.UUID]:
+    """Return the tasks at this end of the edges, each once."""
+    return set(read.order_by().values_list(end, flat=True).distinct())
+
+
+def _cycle(
+    met: uuid.UUID, above: Sequence[set[uuid.UUID]], below: Sequence[set[uuid.UUID]]
+) -> list[uuid.UUID]:
+    """Return the cycle through ``met``, in which each task waits for the one before it.
+
+    ``above`` and ``below`` are the levels of the two searches. Both contain ``met``.
+    """
+    path = [met]
+    for level in reversed(below[: _level_of(met, below)]):
+        upstreams = edges.edges().above(path[:1]).below(level)
+        path[:0] = upstreams.values_list("depends_on", flat=True)[:1]
+    for level in reversed(above[: _level_of(met, above)]):
+        dependents = edges.edges().below(path[-1:]).above(level)
+        path += dependents.values_list("task", flat=True)[:1]
+    return [*path, path[0]]
+
+
+def _level_of(task_id: uuid.UUID, levels: Sequence[set[uuid.UUID]]) -> int:
+    return next(number for number, level in enumerate(levels) if task_id in level)
 
 
 def _waive_unmet(row: Task) -> None:

@@ -190,9 +190,10 @@ def _with_all_below(requested: set[uuid.UUID]) -> list[uuid.UUID]:
     """Return the tasks and their dependents, recursively below dependents that ended with them."""
     seen, frontier = set(requested), set(requested)
     while frontier:
-        below = edges.edges().below(frontier).values_list("task", "task__status", "task__cause")
+        below = edges.edges().below(frontier).order_by()
+        rows = below.values_list("task", "task__status", "task__cause").distinct()
         frontier = set()
-        for key, status, cause in below:
+        for key, status, cause in rows:
             if key not in seen and cause is not None and status in _DOOMED:
                 frontier.add(key)
             seen.add(key)

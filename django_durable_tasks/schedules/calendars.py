@@ -68,7 +68,7 @@ def upsert(
     unchanged.
 
     ``days`` replaces all special days. A new calendar without ``working_days`` has Monday to
-    Friday. The active schedules that use the calendar get a new next fire time. Raises
+    Friday. If its days change, the active schedules that use it get a new next fire time. Raises
     InvalidCalendar if the days are invalid, if no working day is left (also in combination with
     other calendars of a schedule), or if a schedule would never fire again. With ``revision``,
     raises TransitionRefused if the calendar has another revision. After an error nothing is
@@ -109,7 +109,8 @@ def upsert(
                     days=calendar.days,
                     **values,
                 )
-                _replan(name, tenant_id)
+                if not before or valid != stored:
+                    _replan(name, tenant_id)
                 saved: Calendar = named.get()
                 entry.changed("calendar", saved.pk, before, _audited(saved), tenant_id)
                 return saved

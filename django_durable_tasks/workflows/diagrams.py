@@ -574,6 +574,9 @@ NEAR = 1_000
 # Dependencies between the task and the most distant one that is drawn. Each level costs two
 # statements, and a caller of the API decides how long its chains are.
 FAR = 100
+# Dependencies of a drawing around a task, as many as a workflow of the API may have. Each of 1,000
+# tasks may have 100 upstreams, and 10,000 dependencies are about 2 MB of JSON.
+EDGES_NEAR = 10_000
 _ROW = ("pk", "step", "name", "status", "started_at", "completed_at", "reason", "workflow")
 _EDGE = ("depends_on", "task", "dependency_type", "resolved_at", "outcome")
 
@@ -588,8 +591,8 @@ def of_run(run: WorkflowRun) -> Diagram:
 def around(task: Task, most: int = NEAR) -> Diagram:
     """Return the diagram of a task and its upstreams and downstreams, the nearest first.
 
-    It has at most ``most`` tasks, at most FAR dependencies away. The diagram counts edges to other
-    tasks but does not draw them.
+    It has at most ``most`` tasks, at most FAR dependencies away, and EDGES_NEAR edges. The diagram
+    counts edges to other tasks but does not draw them.
     """
     keys, frontier = [task.pk], {task.pk}
     seen = {task.pk}
@@ -598,17 +601,17 @@ def around(task: Task, most: int = NEAR) -> Diagram:
             break
         near = set[uuid.UUID]()
         for task_ids in in_parts(sorted(frontier)):
-            near.update(edges.edges().below(task_ids).values_list("task", flat=True))
-            above = edges.edges().above(task_ids).filter(depends_on__isnull=False)
-            near.update(above.values_list("depends_on", flat=True))
+            below = edges.edges().below(task_ids).order_by()
+            near.update(below.values_list("task", flat=True).distinct())
+            above = edges.edges().above(task_ids).filter(depends_on__isnull=False).order_by()
+            near.update(above.values_list("depends_on", flat=True).distinct())
         frontier = near - seen
         seen |= frontier
         keys += sorted(frontier)
     root = None if task.workflow is None else workflow_runs().filter(pk=task.workflow.root).first()
     name = task.step or task.name
-    return _diagram(
-        f"{name} {task.pk}", task.status, keys[:most], {} if root is None else _groups(root)
-    )
+    groups = {} if root is None else _groups(root)
+    return _diagram(f"{name} {task.pk}", task.status, keys[:most], groups, EDGES_NEAR)
 
 
 def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
@@ -633,7 +636,11 @@ def _groups(run: WorkflowRun) -> dict[uuid.UUID, str]:
 
 
 def _diagram(
-    title: str, status: str, keys: Iterable[uuid.UUID], groups: Mapping[uuid.UUID, str]
+    title: str,
+    status: str,
+    keys: Iterable[uuid.UUID],
+    groups: Mapping[uuid.UUID, str],
+    most_edges: int | None = None,
 ) -> Diagram:
     secret = conf.settings().SECRET_NAMES
     nodes: list[DiagramNode] = []
@@ -661,9 +668,9 @@ def _diagram(
                     group=groups.get(run, ""),
                 )
             )
-        for source, target, kind, resolved_at, outcome in (
-            edges.edges().above(ids).filter(depends_on__isnull=False).values_list(*_EDGE)
-        ):
+        above = edges.edges().above(ids).filter(depends_on__isnull=False).values_list(*_EDGE)
+        further = None if most_edges is None else most_edges - len(drawn_edges)
+        for source, target, kind, resolved_at, outcome in above[:further]:
             drawn_edges.append(
                 DiagramEdge(
                     source=str(source),

@@ -229,7 +229,8 @@ def below(ids: Collection[uuid.UUID]) -> set[uuid.UUID]:
     while frontier:
         under: set[uuid.UUID] = set()
         for task_ids in in_parts(sorted(frontier)):
-            under.update(edges.edges().below(task_ids).values_list("task", flat=True))
+            dependents = edges.edges().below(task_ids).order_by().values_list("task", flat=True)
+            under.update(dependents.distinct())
         frontier = under - keys
         keys |= frontier
     return keys

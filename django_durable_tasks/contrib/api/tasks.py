@@ -33,6 +33,8 @@ from django_durable_tasks.contrib.api.models import BulkKind, BulkOperation
 from django_durable_tasks.contrib.api.parsing import rendered
 from django_durable_tasks.contrib.api.serializers import Answer, Body, Options, list_of
 from django_durable_tasks.contrib.api.targets import check_queue, edited_arguments, target_of
+from django_durable_tasks.dependencies import edges
+from django_durable_tasks.dependencies.rules import edges_to
 from django_durable_tasks.exceptions import DurableTasksError, IdempotencyConflict, QuotaExceeded
 from django_durable_tasks.models import DEFAULT_TENANT_ID, DeadLetter, Task, TaskExecutionLog
 from django_durable_tasks.operations import Operation, Target
@@ -299,6 +301,10 @@ _ALONE_MAX = 100
 _TOO_MANY_ALONE = (
     f"is one of more than {_ALONE_MAX} items that have depends_on or a key of an existing task:"
     " send this item in another request"
+)
+_ADDS_DEPENDENCIES = (
+    "adds a dependency to the existing task with this key, which needs a search for cycles: send"
+    " this item in a request of its own, to POST /tasks"
 )
 # Tasks that a dry run of an operation on many tasks names.
 _SAMPLE = 5
@@ -632,7 +638,7 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
     def dependencies(self, request: Request, task_id: uuid.UUID) -> Response:
         """Return the tasks connected with this one: at most 1,000, at most 100 dependencies away.
 
-        The nearest are first.
+        The nearest are first. At most 10,000 of their dependencies are returned.
         """
         return Response(graph_json(self._graph()))
 
@@ -737,6 +743,8 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
             try:
                 if alone > _ALONE_MAX:
                     raise problems.invalid_field(item.field, _TOO_MANY_ALONE, "too_many")
+                if _adds_dependencies(item):
+                    raise problems.invalid_field("#/depends_on", _ADDS_DEPENDENCIES, "not_in_bulk")
                 results[index] = self._created_alone(
                     item.call, item.data, charged=not atomic, is_full=is_full
                 )
@@ -846,6 +854,17 @@ class TaskViewSet(views.OperationsMixin, views.ReadMixin, OneTaskMixin):
         lookups = {name: value for name, value in filters.items() if value is not None}
         sample = TaskPagination(self.tenant_id, lookups).rows_of(self.rows(), None, _SAMPLE)
         return [str(row.pk) for row in sample]
+
+
+def _adds_dependencies(item: _ValidItem) -> bool:
+    """Whether the item would add upstreams to the existing task with its key."""
+    if item.task.key is None or item.call.options.depends_on is None:
+        return False
+    upstreams = edges_to(item.call.options.depends_on)
+    return any(
+        edges.edges().above([owner]).below(upstreams).count() < len(upstreams)
+        for owner in enqueue.key_owners(item.task)
+    )
 
 
 def _made(task_id: Any, status: int = 201) -> dict[str, Any]:

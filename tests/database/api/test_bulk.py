@@ -189,6 +189,19 @@ def test_items_that_change_existing_tasks_are_limited(acme: ApiClient, monkeypat
     assert Task.objects.get(open_key="nightly-2").args == [2]
 
 
+def test_items_do_not_add_dependencies_to_existing_tasks(acme: ApiClient) -> None:
+    first, second = (acme.post("/tasks", call(n)).json()["task_id"] for n in range(2))
+    waiting = {"key": "last", "depends_on": [first]}
+    items = [call(5, **waiting), call(6, **waiting), call(7, key="last", depends_on=[second])]
+    answer = acme.post("/tasks/bulk", {"items": items}).json()
+    assert [one["status"] for one in answer["data"]] == [201, 200, 422]
+    (error,) = answer["data"][2]["problem"]["errors"]
+    assert (error["pointer"], error["code"]) == ("#/items/2/depends_on", "not_in_bulk")
+    assert acme.post("/tasks", items[2]).status_code == 200
+    task = Task.objects.get(open_key="last")
+    assert (task.args[0], task.dependencies.count()) == (7, 2)
+
+
 def test_a_replayed_request_creates_nothing_again(acme: ApiClient) -> None:
     first, again = (
         acme.post("/tasks/bulk", {"items": [call(1), call(2)]}, Idempotency_Key="batch-1")

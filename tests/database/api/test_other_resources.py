@@ -104,6 +104,19 @@ def test_a_long_chain_of_dependencies_costs_a_bounded_number_of_statements(
     assert len(statements) < 2 * far + 30
 
 
+def test_dense_dependencies_are_read_once_and_drawn_up_to_a_limit(
+    acme: ApiClient, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(diagrams, "EDGES_NEAR", 100)
+    wf, before = Workflow("dense"), None
+    for _layer in range(6):
+        before = [wf.add(noop, after=before) for _number in range(8)]
+    run = wf.start(tenant=acme.tenant)
+    task = Task.objects.filter(workflow=run).order_by("pk").last()
+    answer = acme.get(f"/tasks/{task.pk}/dependencies").json()
+    assert (len(answer["nodes"]), len(answer["edges"])) == (6 * 8, 100)
+
+
 def test_queues_are_listed_by_names_that_a_queue_can_have(acme: ApiClient) -> None:
     QueueControl.objects.pause("mail")
     assert [row["queue"] for row in acme.get("/queues").json()["data"]] == ["mail"]

@@ -115,6 +115,16 @@ def test_a_calendar_change_moves_the_next_fire_of_all_its_schedules_in_one_state
     ) == {TUESDAY}
 
 
+def test_a_change_without_other_days_reads_no_schedule() -> None:
+    days = [SpecialDay(FRIDAY.date(), name="Strike")]
+    calendars.upsert("office", days=days)
+    a_daily_schedule()
+    with CaptureQueriesContext(connection) as asked:
+        calendars.upsert("office", description="of the office", days=days)
+    assert not [one for one in asked if RecurringTask._meta.db_table in one["sql"]]
+    assert Calendar.objects.get().description == "of the office"
+
+
 def test_a_reopened_day_fires() -> None:
     calendars.upsert("office", days=[SpecialDay(FRIDAY.date())])
     row = a_daily_schedule()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_durable_tasks import Workflow
 from django_durable_tasks.celery.gate import outcome_of
@@ -188,6 +191,44 @@ def test_an_edge_that_closes_a_cycle_is_refused_with_the_path() -> None:
     assert statuses(one, two, three) == ["PENDING", "BLOCKED", "BLOCKED"]
     with pytest.raises(DependencyCycle):
         _link(one, one)
+
+
+def _chain(number: int, first: Task) -> list[Task]:
+    """Return the first task and this number of tasks, of which each waits for the one before."""
+    tasks = [first]
+    for _ in range(number):
+        tasks.append(noop.using(depends_on=[tasks[-1]]).schedule())
+    return tasks
+
+
+def test_the_search_for_a_cycle_ends_with_the_shorter_side() -> None:
+    top, low = _chain(40, a_task(due=3600.0))[-1], a_task(due=3600.0)
+    with CaptureQueriesContext(connection) as long_above:
+        _link(low, top)
+    with CaptureQueriesContext(connection) as again:
+        _link(low, top)
+    assert len(long_above) < 30, "the new dependent has no dependents of its own"
+    assert sum("depends_on_id" in one["sql"] for one in again) <= 3, "the edge exists"
+    below = _chain(40, a_task(due=3600.0))[0]
+    with CaptureQueriesContext(connection) as long_below:
+        _link(below, a_task(due=3600.0))
+    assert len(long_below) < 30, "the new upstream has no upstreams"
+
+
+def test_a_long_cycle_is_refused_with_its_whole_path() -> None:
+    tasks = _chain(9, a_task(due=3600.0))
+    with pytest.raises(DependencyCycle) as refused:
+        _link(tasks[0], tasks[-1])
+    keys = re.findall(r"\(([0-9a-f-]{36})\)", str(refused.value))
+    assert keys == [str(task.pk) for task in [*tasks, tasks[0]]]
+
+
+def test_a_search_for_a_cycle_through_too_many_levels_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(edit, "_LEVELS_MAX", 6)
+    above, below = (_chain(5, a_task(due=3600.0)) for _ in range(2))
+    with pytest.raises(InvalidDependency, match="too many levels"):
+        _link(below[0], above[-1])
+    assert _link(below[0], above[0]) == 1
 
 
 def test_an_edge_of_another_type_between_the_same_tasks_is_refused() -> None:
