@@ -44,9 +44,9 @@ def write_outcomes(outcomes: Mapping[int, tuple[str, EdgeOutcome]]) -> None:
         )
 
 
-def arm_again(ids: Iterable[int]) -> None:
+def arm_again(resolved: TaskDependencyQuerySet) -> None:
     """Make resolved edges unresolved again, so that they wait for their upstreams."""
-    edges().filter(pk__in=list(ids)).update(resolved_at=None, outcome=None, met=None)
+    resolved.update(resolved_at=None, outcome=None, met=None)
 
 
 _UNMET = Q(resolved_at__isnull=False, met=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Case, F, Q, When
@@ -13,12 +14,11 @@ from django.db.models import Case, F, Q, When
 from django_durable_tasks.choices import DEADLINE, REPLAYABLE, TERMINAL, Status, WorkflowStatus
 from django_durable_tasks.dependencies import edges, rules
 from django_durable_tasks.exceptions import TransitionRefused
-from django_durable_tasks.models import Task, TaskDependency
+from django_durable_tasks.models import Task
 from django_durable_tasks.models.tasks import TaskQuerySet
 from django_durable_tasks.states import claims, dependencies, endings, inserts
 from django_durable_tasks.states.machine import TRANSITIONS
 from django_durable_tasks.store import tables
-from django_durable_tasks.store.clock import host_now
 
 # The replayed tasks and their dependents, locked in primary-key order, with their edges.
 #
@@ -32,6 +32,19 @@ RELEASED = frozenset({Status.PENDING, Status.QUEUED, Status.RUNNING})
 
 
 _BATCH = 500
+
+
+@dataclass(slots=True)
+class _Edge:
+    """What a replay reads of a TaskDependency. A graph can have a hundred times as many edges as
+    tasks, and a model instance costs ten times as much.
+    """
+
+    task_id: uuid.UUID
+    depends_on_id: uuid.UUID | None
+    resolved: bool
+    outcome: str | None
+    met: bool | None
 
 
 class LockedSubgraph:
@@ -52,12 +65,16 @@ class LockedSubgraph:
             lock_runs(keys)
             self.rows |= dependencies.lock_rows(keys)
             locked.update(keys)
-        self.above: dict[uuid.UUID, list[TaskDependency]] = {key: [] for key in self.rows}
+        self.above: dict[uuid.UUID, list[_Edge]] = {key: [] for key in self.rows}
         self.under: dict[uuid.UUID, list[uuid.UUID]] = {}
         self.forced: set[uuid.UUID] = set()
         self.blocked_again: set[uuid.UUID] = set()
-        for edge in edges.edges().above(self.rows):
-            self.above[edge.task_id].append(edge)
+        columns = ("task", "depends_on", "resolved_at", "outcome", "met")
+        for task, depends_on, resolved_at, outcome, met in (
+            edges.edges().above(self.rows).values_list(*columns)
+        ):
+            edge = _Edge(task, depends_on, resolved_at is not None, outcome, met)
+            self.above[task].append(edge)
             if edge.depends_on_id is not None:
                 self.under.setdefault(edge.depends_on_id, []).append(edge.task_id)
 
@@ -91,8 +108,8 @@ class LockedSubgraph:
         unresolved = met = unmet = gates = 0
         for edge in self.above[key]:
             if edge.depends_on_id is None:
-                gates += edge.resolved_at is None
-            elif edge.resolved_at is None or edge.depends_on_id in replayed:
+                gates += not edge.resolved
+            elif not edge.resolved or edge.depends_on_id in replayed:
                 unresolved += 1
             elif edge.met:
                 met += 1
@@ -124,7 +141,7 @@ class LockedSubgraph:
             } - sources
         return replayed
 
-    def first_unmet(self, key: uuid.UUID) -> TaskDependency | None:
+    def first_unmet(self, key: uuid.UUID) -> _Edge | None:
         """Return an edge of a task that is not met; None if there is none."""
         unmet = (
             edge for edge in self.above[key] if edge.met is False and edge.depends_on_id is not None
@@ -150,7 +167,7 @@ class LockedSubgraph:
         for key in self.forced:
             for edge in self.above[key]:
                 if not edge.met:
-                    edge.resolved_at, edge.outcome, edge.met = host_now(), rules.FORCED, True
+                    edge.resolved, edge.outcome, edge.met = True, rules.FORCED, True
 
     def rearm(self, replayed: set[uuid.UUID]) -> None:
         """Make the edges of these upstreams unresolved, and write what their dependents need.
@@ -158,14 +175,14 @@ class LockedSubgraph:
         This includes the edges of tasks that do not wait, because these may be blocked or replayed
         later.
         """
-        rearmed = {
-            edge.pk: edge
+        # The dependents of a replayed task are locked, so no other edges to it exist.
+        edges.arm_again(edges.edges().below(replayed).filter(outcome__isnull=False))
+        dependents = {
+            edge.task_id
             for above in self.above.values()
             for edge in above
             if edge.depends_on_id in replayed and edge.outcome is not None
-        }
-        edges.arm_again(rearmed)
-        dependents = {edge.task_id for edge in rearmed.values()} - replayed
+        } - replayed
         waiting = {
             key
             for key in dependents
@@ -176,9 +193,9 @@ class LockedSubgraph:
         )
         # Tasks that stay ended although their upstream is replayed get another cause.
         causes = {
-            key: unmet.upstream_id
+            key: unmet.depends_on_id
             for key in dependents & self.doomed()
-            if (unmet := self.first_unmet(key)) is not None
+            if (unmet := self.first_unmet(key)) and unmet.depends_on_id
         }
         roots = dict(tables.tasks().filter(pk__in=set(causes.values())).values_list("pk", "cause"))
         blamed = [(key, roots.get(cause) or cause) for key, cause in causes.items()]

@@ -115,7 +115,7 @@ def resolved_early(context: VerifyContext, rows: Rows) -> Iterator[Finding]:
 
 @resolved_early.repaired_by("reset to unresolved")
 def _reset(context: VerifyContext, keys: Sequence[Any]) -> None:
-    edges.arm_again(keys)
+    edges.arm_again(edges.edges().filter(pk__in=keys))
     _evaluate_joins(
         list(rows_of(TaskDependency).filter(pk__in=keys).values_list("task_id", flat=True))
     )

@@ -15,6 +15,7 @@ from django_durable_tasks.choices import Status
 from django_durable_tasks.dependencies import resolve
 from django_durable_tasks.models import EndingEvent, Task, TaskDependency, WorkflowRun
 from django_durable_tasks.store.clock import database_now
+from django_durable_tasks.tasks import operator_actions
 from django_durable_tasks.workflows import runs
 from tests.database.dependencies.worker_and_leader import fail, recount, resolve_all, succeed
 from tests.insert_statements import insert_statements
@@ -175,3 +176,28 @@ def test_an_ending_that_is_left_to_the_leader_needs_one_statement() -> None:
     succeed(first)
     assert len(_cost(lambda: resolve.resolve_endings_of(first.pk))) == 1
     assert EndingEvent.objects.filter(resolved=False).count() == 1
+
+
+def test_a_replay_sends_the_ids_of_tasks_and_not_of_edges() -> None:
+    """A hundred dependencies a task are allowed. Each edge was read as a model, and its id sent."""
+    wf, layers = Workflow("dense"), list[list[Any]]()
+    for _ in range(4):
+        above = layers[-1] if layers else []
+        layers.append([wf.add(noop, after=above) for _ in range(25)])
+    run = wf.start()
+    tasks = Task.objects.filter(workflow=run.pk)
+    fail(*tasks.filter(status=Status.PENDING))
+    resolve_all()
+    assert tasks.filter(status=Status.SKIPPED).count() == 75
+    edges, parameters = TaskDependency.objects.count(), list[int]()
+
+    def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        parameters.append(len(params or ()))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(count):
+        replayed = operator_actions.replay(tasks.filter(status=Status.FAILED))
+    assert len(replayed) == 25
+    assert tasks.filter(status=Status.BLOCKED).count() == 75
+    assert max(parameters) < edges / 4
+    recount()
