@@ -112,7 +112,7 @@ def test_dense_dependencies_are_read_once_and_drawn_up_to_a_limit(
     for _layer in range(6):
         before = [wf.add(noop, after=before) for _number in range(8)]
     run = wf.start(tenant=acme.tenant)
-    task = Task.objects.filter(workflow=run).order_by("pk").last()
+    task = Task.objects.filter(workflow=run).latest("pk")
     answer = acme.get(f"/tasks/{task.pk}/dependencies").json()
     assert (len(answer["nodes"]), len(answer["edges"])) == (6 * 8, 100)
 
