@@ -191,7 +191,7 @@ def test_items_that_change_existing_tasks_are_limited(acme: ApiClient, monkeypat
 
 def test_items_do_not_add_dependencies_to_existing_tasks(acme: ApiClient) -> None:
     first, second = (acme.post("/tasks", call(n)).json()["task_id"] for n in range(2))
-    waiting: dict[str, Any] = {"key": "last", "depends_on": [first]}
+    waiting: Any = {"key": "last", "depends_on": [first]}
     items = [call(5, **waiting), call(6, **waiting), call(7, key="last", depends_on=[second])]
     answer = acme.post("/tasks/bulk", {"items": items}).json()
     assert [one["status"] for one in answer["data"]] == [201, 200, 422]
