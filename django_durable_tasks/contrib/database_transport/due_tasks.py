@@ -16,7 +16,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -230,7 +230,7 @@ class DueTasks:
         returned = [held for held in self._held if is_slow or held.message.queue not in channels]
         if returned:
             self._held = deque(held for held in self._held if held not in returned)
-            _return([held.run for held in returned if held.run is not None])
+            _return_undelivered(returned)
 
     def _take(self, channels: Mapping[str, Any], number: int) -> None:
         place = worker_node.place(conf.settings().LEASE)
@@ -239,6 +239,10 @@ class DueTasks:
             task_ids |= {held.message.task_id for held in self._held}
             _return(claim.runs_of_node(place.node, task_ids | worker_node.tasks_in_process()))
             self._in_doubt = False
+        leases = _leases()
+        if not leases:  # the worker is starting or ending
+            self.look_at = time.monotonic() + LOOK_EVERY
+            return
         now = estimated_now()
         due = self._due(channels, now)
         demands = [
@@ -248,7 +252,7 @@ class DueTasks:
         for group in claim.parted(demands) if demands else ():
             if remaining := number - len(taken):
                 at = time.monotonic()
-                claimed = claim.take(group, now, remaining, place.node, _leases())
+                claimed = claim.take(group, now, remaining, place.node, leases)
                 taken += [_Held(message, run, at) for message, run in claimed]
         self._rotation.served({held.message.queue for held in taken})
         if len(taken) < min(self._has_come, number):
@@ -364,10 +368,10 @@ class DueTasks:
 
     def give_back(self) -> None:
         """Return the tasks to PENDING that were taken and whose messages no child has accepted."""
-        runs = [waiting.run for waiting in list(self._waiting.values())]
-        runs += [held.run for held in self._held if held.run is not None]
+        runs, held = [waiting.run for waiting in list(self._waiting.values())], self._held
         self._waiting, self._held = {}, deque()
         _return(runs)
+        _return_undelivered(held)
 
 
 def _return(runs: Sequence[Run]) -> None:
@@ -379,6 +383,19 @@ def _return(runs: Sequence[Run]) -> None:
         logger.info("Returned %s that no process had begun.", counted(number, "task"))
     except Error as error:
         logger.warning("Taken tasks return at the end of their leases: %s", reason_of(error))
+
+
+def _return_undelivered(held: Iterable[_Held]) -> None:
+    """Return taken tasks to PENDING, also those that were only claimed: their messages exist in
+    this process alone.
+    """
+    _return([taken.run for taken in held if taken.run is not None])
+    if messages := [taken.message for taken in held if taken.run is None]:
+        try:
+            with dedicated_connection():
+                claim.return_to_pending(messages)
+        except Error as error:
+            logger.warning("Claimed tasks wait for a scheduler: %s", reason_of(error))
 
 
 def _leases() -> dict[str, float]:

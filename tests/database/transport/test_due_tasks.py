@@ -122,6 +122,29 @@ def test_more_due_tasks_than_free_processes_are_taken_without_a_look(
     assert len(looks) <= 2
 
 
+def test_what_was_only_claimed_returns_if_it_cannot_be_delivered(
+    worker: _Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message exists in this process only. It waited for a scheduler to publish it again."""
+    monkeypatch.setattr(worker_node, "names_in_use", lambda: ["tests.project.tasks.add"])
+    monkeypatch.setattr(worker_node, "free_processes", lambda *_: 0)
+    worker.due_tasks._gap = 0.01
+    row = a_task()
+    until(lambda: (worker.turn(), Task.objects.get().status == "QUEUED")[1], within=30)
+    worker.due_tasks.give_back()
+    row.refresh_from_db()
+    assert (row.status, row.epoch) == (Status.PENDING, 2)
+
+
+def test_a_worker_that_ends_takes_nothing(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its consumer, by which it knows its tasks, is gone before its connection."""
+    monkeypatch.setattr(worker_node, "names_in_use", lambda: ())
+    row = a_task()
+    worker.turn()
+    row.refresh_from_db()
+    assert (row.status, row.epoch) == (Status.PENDING, 0)
+
+
 def test_a_take_searches_only_the_priorities_that_the_last_look_found(
     worker: _Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
