@@ -32,7 +32,7 @@ demo: $(STAMP) ## Run the example for about a minute, kill two of its processes,
 run: $(STAMP) ## Run the example until Ctrl-C: site with admin, two schedulers, two workers
 	@exec $(BIN)/python example_project/manage.py run $(ARGS)
 
-test: $(STAMP) ## Run checks and tests, about 18 minutes (ARGS="--all": everything, "--changed", "--only sqlite", "--list")
+test: $(STAMP) ## Run checks and tests, about 16 minutes (ARGS="--all": everything, "--changed", "--only sqlite", "--list")
 	@exec $(BIN)/python -m tests $(ARGS)
 
 kill-test: $(STAMP) ## Kill and replace the only worker, 20 times a trial, at default settings (long)
