@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from celery import Celery, current_app
 from celery.canvas import Signature
 from celery.contrib.django.task import DjangoTask
-from celery.utils.functional import maybe_list
+from celery.utils.functional import maybe_list, regen
 
 from django_durable_tasks import registry
 from django_durable_tasks.celery.prepared_messages import queue_of_options
@@ -380,6 +380,8 @@ def _rehearsed(name: str) -> RehearsedTask | None:
 CHAIN, GROUP, CHORD, CHUNKS = "celery.chain", "celery.group", "celery.chord", "celery.chunks"
 _MAPS = ("celery.map", "celery.starmap", CHUNKS)
 _COMPOSITES = (CHAIN, GROUP, CHORD, *_MAPS)
+# The type of what Celery makes of a generator of tasks.
+_GENERATED = type(regen(iter(())))
 _AS_WORKFLOW = (
     "if all its tasks are durable, use Workflow.from_canvas(...).start(), or for a group"
     " task.schedule_many([...]); otherwise make them durable first"
@@ -452,16 +454,26 @@ def check(canvas: Any, options: Mapping[str, Any] | None = None, body: Any = Non
     elif kind == CHAIN:
         _check_chain(canvas, options)
     else:
-        sigs = [*_parts(canvas), *([body] if body is not None else [])]
-        for name in _all_names(sigs):
-            _refuse(
-                "map, starmap and chunks" if kind in _MAPS else f"a {kind.removeprefix('celery.')}",
-                name,
-                _AS_WORKFLOW,
-            )
+        place = "map, starmap and chunks" if kind in _MAPS else f"a {kind.removeprefix('celery.')}"
+
+        def checked(part: Any) -> Any:
+            for name in _names(part):
+                _refuse(place, name, _AS_WORKFLOW)
+            check(part)
+            return part
+
+        kwargs, parts = canvas["kwargs"], [] if body is None else [body]
+        if kind == CHORD and isinstance(kwargs["header"], _GENERATED):
+            # Celery publishes the tasks of this header while the project generates them. So each is
+            # checked when it is generated, and the first one now.
+            kwargs["header"].map(checked)
+            bool(kwargs["header"])
+            parts += maybe_list(kwargs.get("body")) or ()
+        else:
+            parts += _parts(canvas)
         check_callbacks(options)
-        for sig in sigs:
-            check(sig)
+        for part in parts:
+            checked(part)
 
 
 def check_callbacks(options: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ published.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from celery import chain, chord, chunks, current_app, group, shared_task, signat
 from celery.canvas import Signature
 from django.conf import settings as django_settings
 
+from django_durable_tasks.celery import calls
 from django_durable_tasks.celery.result import DurableResult
 from django_durable_tasks.exceptions import InvalidArguments, InvalidOption
 from django_durable_tasks.models import Task
@@ -46,6 +47,9 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a group of a generator": lambda: group(task.s(1, 2) for task in (plain, durable)).delay(),
     "the body of a chord": lambda: chord([plain.s(), plain.s()])(durable.s(2)),
     "the header of a chord": lambda: chord([plain.s(), durable.s(1, 2)])(plain.s()),
+    "the header of a chord, of a generator": lambda: chord(durable.s(n, n) for n in range(9))(
+        plain.s()
+    ),
     "a group before it": lambda: chain(group(plain.s(), plain.s()), durable.s(2)).delay(),
     "a chain in a group": lambda: group(plain.s(), plain.s() | durable.s(2)).delay(),
     "the middle of a chain": lambda: chain(plain.s(), durable.s(2), plain.s()).delay(),
@@ -121,6 +125,26 @@ def test_a_canvas_that_celery_can_run_is_published(backend: None, call: Callable
     call()
     assert len(take_messages(QUEUE)) >= 1
     assert not Task.objects.exists()
+
+
+def test_a_generated_header_is_checked_while_it_is_generated() -> None:
+    """Celery publishes its tasks one by one, because a generator may read for minutes. All of them
+    were generated before the first one was published.
+    """
+    generated = list[int]()
+
+    def header() -> Iterator[Any]:
+        for number in range(6):
+            generated.append(number)
+            yield plain.s(number) if number < 5 else durable.s(1, 2)
+
+    canvas = chord(header(), plain.s())
+    calls.check(canvas)
+    assert len(generated) <= 2
+    tasks = iter(canvas.tasks)
+    assert [next(tasks).args for _ in range(4)] == [(0,), (1,), (2,), (3,)]
+    with pytest.raises(InvalidOption, match="a chord cannot contain"):
+        list(tasks)
 
 
 @pytest.mark.parametrize(
