@@ -463,11 +463,14 @@ def check(canvas: Any, options: Mapping[str, Any] | None = None, body: Any = Non
             return part
 
         kwargs, parts = canvas["kwargs"], [] if body is None else [body]
-        if kind == CHORD and isinstance(kwargs["header"], _GENERATED):
+        # Celery makes a group with this option of the header of a chord.
+        is_header = kind == GROUP and "chord" in canvas.get("options", {})
+        header = kwargs["header"] if kind == CHORD else kwargs["tasks"] if is_header else None
+        if isinstance(header, _GENERATED):
             # Celery publishes the tasks of this header while the project generates them. So each is
             # checked when it is generated, and the first one now.
-            kwargs["header"].map(checked)
-            bool(kwargs["header"])
+            header.map(checked)
+            bool(header)
             parts += maybe_list(kwargs.get("body")) or ()
         else:
             parts += _parts(canvas)
