@@ -468,7 +468,7 @@ def check(canvas: Any, options: Mapping[str, Any] | None = None, body: Any = Non
         header = kwargs["header"] if kind == CHORD else kwargs["tasks"] if is_header else None
         if isinstance(header, _GENERATED):
             # Celery publishes the tasks of this header while the project generates them. So each is
-            # checked when it is generated, and the first one now.
+            # checked when it is generated. Celery's list reads the first two here.
             header.map(checked)
             bool(header)
             parts += maybe_list(kwargs.get("body")) or ()

@@ -37,7 +37,7 @@ _BATCH = 500
 @dataclass(slots=True)
 class _Edge:
     """What a replay reads of a TaskDependency. A graph can have a hundred times as many edges as
-    tasks, and a model instance costs ten times as much.
+    tasks, and a model instance of each takes most of the time of a replay.
     """
 
     task_id: uuid.UUID

@@ -239,11 +239,10 @@ class DueTasks:
             task_ids |= {held.message.task_id for held in self._held}
             _return(claim.runs_of_node(place.node, task_ids | worker_node.tasks_in_process()))
             self._in_doubt = False
-        leases = _leases()
-        if not leases:  # the worker is starting or ending
+        if not worker_node.names_in_use():  # the worker is starting or ending
             self.look_at = time.monotonic() + LOOK_EVERY
             return
-        now = estimated_now()
+        now, leases = estimated_now(), _leases()
         due = self._due(channels, now)
         demands = [
             QueueDemand(queue, number, levels=due[queue]) for queue in self._rotation.ordered(due)

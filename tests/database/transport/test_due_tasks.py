@@ -136,6 +136,17 @@ def test_what_was_only_claimed_returns_if_it_cannot_be_delivered(
     assert (row.status, row.epoch) == (Status.PENDING, 2)
 
 
+def test_a_worker_whose_tasks_all_need_another_check_claims_them(
+    worker: _Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those with ``unique_for``, which a take cannot start."""
+    monkeypatch.setattr(worker_node, "names_in_use", lambda: ["shop.plain"])
+    row = a_task()
+    until(lambda: (worker.turn(), Task.objects.get().status == "QUEUED")[1], within=30)
+    row.refresh_from_db()
+    assert row.epoch == 1
+
+
 def test_a_worker_that_ends_takes_nothing(worker: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its consumer, by which it knows its tasks, is gone before its connection."""
     monkeypatch.setattr(worker_node, "names_in_use", lambda: ())
